@@ -1,0 +1,129 @@
+"""What happens inside, told to whoever listens: progress bars, logs, metrics and pages.
+
+A lower room emits, a higher one subscribes; no room learns who listens, and nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+Listener = Callable[["Event"], None]
+
+_lock = threading.Lock()
+_listeners: tuple[Listener, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; subclasses say what."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted(Event):
+    """A named step of a verb began; `total` is the number of parts it will report, 0 if unknown."""
+
+    step: str
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdvanced(Event):
+    """One part of a step is done: `detail` names it (`predict@batch=8,length=32`), `seconds` is its duration."""
+
+    step: str
+    detail: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished(Event):
+    """A step is done."""
+
+    step: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged(Event):
+    """A servable went from one state to another (`WARMING` -> `READY`)."""
+
+    servable: str
+    state: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """A message for people, said once: a fallback, a dropped part, an assumption made for the user."""
+
+    message: str
+    level: str = "info"
+    fields: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class CompileEvent(Event):
+    """JAX traced, lowered or compiled, by `jax.monitoring`, on a thread whose role is `role`.
+
+    `stage` is `trace`, `lower`, `compile` or `cache_hit`; `role` is `serving`, `loading` or `other`.
+    """
+
+    stage: str
+    function: str
+    seconds: float
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone(Event):
+    """A request got its answer. Times are in seconds and name the step they were spent in."""
+
+    servable: str
+    function: str
+    bucket: str
+    rows: int
+    status: str
+    times: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def emit(event: Event) -> None:
+    """Calls every listener with `event`, on this thread, in the order of subscription."""
+    for listener in _listeners:
+        listener(event)
+
+
+def subscribe(listener: Listener) -> Callable[[], None]:
+    """Adds a listener; calling what is returned removes it."""
+    global _listeners
+    with _lock:
+        _listeners = (*_listeners, listener)
+
+    def unsubscribe() -> None:
+        global _listeners
+        with _lock:
+            _listeners = tuple(each for each in _listeners if each is not listener)
+
+    return unsubscribe
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Generator[None]:
+    """Subscribes `listener` for the duration of the block."""
+    unsubscribe = subscribe(listener)
+    try:
+        yield
+    finally:
+        unsubscribe()
+
+
+@contextlib.contextmanager
+def step(name: str, total: int = 0) -> Generator[None]:
+    """Emits `StepStarted` before the block and `StepFinished` after it, unless it raises."""
+    start = time.perf_counter()
+    emit(StepStarted(name, total))
+    yield
+    emit(StepFinished(name, time.perf_counter() - start))

@@ -1,0 +1,49 @@
+"""A request and its result, free of any wire format."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+def new_id() -> str:
+    """A fresh request id."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a client wants computed.
+
+    Attributes:
+      function: name of the function.
+      tensors: by input name; NumPy arrays, or, for inputs that a processor produces, object arrays of str.
+      id: the client's id, or a fresh one.
+      deadline: on `time.monotonic`'s clock, in seconds; None: no deadline.
+      priority: higher runs earlier.
+    """
+
+    function: str
+    tensors: Mapping[str, np.ndarray[Any, Any]]
+    id: str = field(default_factory=new_id)
+    deadline: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferResult:
+    """What the function gave.
+
+    Attributes:
+      tensors: by output name, in the order of the signature; cut to the request's own sizes.
+      bucket: label of the bucket that ran.
+      times: seconds by step: `queue`, `pad`, `transfer`, `execute`, `copy`.
+    """
+
+    tensors: Mapping[str, np.ndarray[Any, Any]]
+    bucket: str
+    times: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -1,0 +1,212 @@
+"""The manifest, `bundle.json`: everything a reader must know before it opens another file of the bundle."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from servax.core.tensors import Scalar, Signature, TensorSpec
+
+FORMAT = 1
+"""Version of the manifest's format. A reader refuses a higher one."""
+
+TargetName = Literal["jit", "aot", "export", "saved_model"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TensorRecord(_Record):
+    """A `TensorSpec`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    pad: Scalar = 0
+    default: Scalar | None = None
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> TensorRecord:
+        return cls(name=spec.name, dtype=spec.dtype, shape=spec.shape, pad=spec.pad, default=spec.default)
+
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.name, self.dtype, self.shape, self.pad, self.default)
+
+
+class ProcessorRecord(_Record):
+    """A processor: its kind, the input it produces, the file in the bundle and its options."""
+
+    kind: Literal["text"]
+    input: str
+    name: str
+    file: str
+    max_length: int
+
+
+class FunctionRecord(_Record):
+    """A function: its signature and its buckets, by label."""
+
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    batch: str | None
+    lengths: dict[str, str] = {}
+    stateful: bool = False
+    processors: tuple[ProcessorRecord, ...] = ()
+    buckets: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, signature: Signature, *, stateful: bool, buckets: tuple[str, ...], processors: tuple[ProcessorRecord, ...]
+    ) -> FunctionRecord:
+        return cls(
+            inputs=tuple(map(TensorRecord.of, signature.inputs)),
+            outputs=tuple(map(TensorRecord.of, signature.outputs)),
+            batch=signature.batch,
+            lengths=dict(signature.lengths),
+            stateful=stateful,
+            processors=processors,
+            buckets=buckets,
+        )
+
+    def signature(self) -> Signature:
+        return Signature(
+            inputs=tuple(record.spec() for record in self.inputs),
+            outputs=tuple(record.spec() for record in self.outputs),
+            batch=self.batch,
+            lengths=dict(self.lengths),
+        )
+
+
+class ParameterRecord(_Record):
+    """One leaf of the parameters, in leaf order; `origin` says whether the checkpoint or the definition gave it."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    origin: Literal["checkpoint", "model"] = "checkpoint"
+
+
+class ProvenanceRecord(_Record):
+    """Where the parameters and the functions came from."""
+
+    checkpoint: str | None = None
+    layout: str | None = None
+    step: int | None = None
+    item: str | None = None
+    select: str | None = None
+    source: str | None = None
+    """`MODEL.py:NAME` or `package.module:NAME`; None for a model made in a notebook or in the caller's process."""
+    source_digest: str | None = None
+    """SHA-256 over the sources of the model's package, for the `jit` wrapper."""
+
+
+class ProgramRecord(_Record):
+    """One export: a function at one bucket, or at symbolic dimensions (`bucket` is `symbolic`)."""
+
+    function: str
+    bucket: str
+    file: str
+    platforms: tuple[str, ...]
+    calling_convention: int
+    stablehlo_digest: str
+    seconds: dict[str, float] = {}
+    """Of the build: `trace` and `lower`."""
+    cost: dict[str, float] = {}
+    memory: dict[str, int] = {}
+    constant_bytes: int = 0
+    operations: dict[str, int] = {}
+    """Histogram of StableHLO operations."""
+
+
+class FingerprintRecord(_Record):
+    """A machine and a setting that an executable was compiled for; `id` is a digest over the fields."""
+
+    id: str
+    fields: dict[str, str]
+
+
+class ExecutableRecord(_Record):
+    """One serialized executable."""
+
+    fingerprint: str
+    function: str
+    bucket: str
+    file: str
+    stablehlo_digest: str
+    """Of the export it was compiled from."""
+    compile_options: dict[str, str] = {}
+    donated_state: bool = False
+    seconds: float = 0.0
+
+
+class SavedModelRecord(_Record):
+    """The TensorFlow SavedModel."""
+
+    tensorflow: str
+    """The version of TensorFlow it was made for."""
+    stablehlo: str
+    """The version of StableHLO its modules were serialized for."""
+    signatures: dict[str, str]
+    """Name of the signature -> `FUNCTION` (polymorphic) or `FUNCTION@BUCKET`."""
+
+
+class VerdictRecord(_Record):
+    """What parity found for one target, platform, function and bucket.
+
+    `error` is the largest absolute difference to the function run op by op at highest matmul precision, over
+    `tolerance` a failure; `precision` is the difference to the same function in float32.
+    """
+
+    target: TargetName
+    platform: str
+    function: str
+    bucket: str
+    verdict: Literal["proved", "unproven", "failed"]
+    error: float | None = None
+    tolerance: float | None = None
+    precision: float | None = None
+    reason: str | None = None
+
+
+class ExpiryRecord(_Record):
+    """How long an artifact lives: until a day, or as long as a version or fingerprint stays."""
+
+    target: TargetName
+    until: str | None = None
+    bound_to: str | None = None
+
+
+class FileRecord(_Record):
+    """Digest and size in bytes of one file of the bundle."""
+
+    sha256: str
+    bytes: int
+
+
+class Manifest(_Record):
+    """`bundle.json`."""
+
+    format: int = FORMAT
+    name: str
+    created: str
+    """UTC, ISO 8601."""
+    versions: dict[str, str]
+    """Of servax, python, jax, jaxlib, orbax-checkpoint and what else was installed and used at build."""
+    platforms: tuple[str, ...]
+    targets: tuple[TargetName, ...]
+    dtype: str | None = None
+    provenance: ProvenanceRecord
+    parameters: tuple[ParameterRecord, ...]
+    state: tuple[TensorRecord, ...] = ()
+    functions: dict[str, FunctionRecord]
+    programs: tuple[ProgramRecord, ...] = ()
+    fingerprints: tuple[FingerprintRecord, ...] = ()
+    executables: tuple[ExecutableRecord, ...] = ()
+    saved_model: SavedModelRecord | None = None
+    golden: dict[str, str] = {}
+    """`FUNCTION@BUCKET` -> file with its samples."""
+    verdicts: tuple[VerdictRecord, ...] = ()
+    expiry: tuple[ExpiryRecord, ...] = ()
+    files: dict[str, FileRecord] = Field(default_factory=dict[str, FileRecord])
