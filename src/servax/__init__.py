@@ -1,1 +1,40 @@
-"""servax."""
+"""servax: from a trained JAX model and its Orbax checkpoint to production, with no compilation left for a request.
+
+```python
+model = servax.Model(lambda: Net(cfg, rngs=nnx.Rngs(0)), inputs={"tokens": "int32[batch, length]"},
+                     buckets={"batch": [1, 8], "length": [32, 128]})
+bundle = servax.build(model, checkpoint="runs/gpt", targets=["aot", "export", "saved_model"], output="net.bundle")
+servable = servax.load("net.bundle", require="aot")
+servable.predict(tokens=ids)["output"]
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servax.core.lazy import exports
+
+if TYPE_CHECKING:
+    from servax.api.load import load as load
+    from servax.api.serve import serve as serve
+    from servax.core.errors import ServaxError as ServaxError
+    from servax.model.model import Model as Model
+    from servax.model.processors import Text as Text
+    from servax.targets.bundle import Bundle as Bundle
+    from servax.workflow.build import build as build
+
+__version__ = "0.1.0"
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "Bundle": "targets.bundle",
+        "Model": "model.model",
+        "ServaxError": "core.errors",
+        "Text": "model.processors",
+        "build": "workflow.build",
+        "load": "api.load",
+        "serve": "api.serve",
+    },
+)

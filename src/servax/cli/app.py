@@ -1,0 +1,45 @@
+"""The `servax` command: registers the verbs and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import servax
+from servax.cli import build, choose, compile, demo, inspect, predict, serve, verify
+from servax.cli.output import fail
+from servax.core.errors import ServaxError
+
+app = typer.Typer(
+    name="servax",
+    help="Serve a JAX model from its Orbax checkpoint, with no compilation left for a request.\n\n"
+    "Exit codes: 0 done, 1 not so, 2 usage, 3 start-up failed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (build, compile, inspect, verify, choose, serve, predict, demo):
+    app.command(verb.NAME)(verb.command)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+) -> None:
+    """Prints the version when asked; otherwise leaves the stage to a verb."""
+    if version:
+        print(servax.__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `servax` command."""
+    try:
+        app()
+    except ServaxError as error:
+        sys.exit(fail(error, as_json="--json" in sys.argv))
+    except KeyboardInterrupt:
+        sys.exit(130)
