@@ -8,7 +8,10 @@ from typing import Any
 
 
 def exports(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` (PEP 562) of a package that re-exports `names` (name -> module, dotted from the package)."""
+    """`__getattr__` and `__dir__` (PEP 562) of a package that re-exports `names`.
+
+    `names` maps each name to the module that defines it, dotted from the package.
+    """
 
     def getattribute(name: str) -> Any:
         if name not in names:
