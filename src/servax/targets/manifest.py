@@ -1,15 +1,23 @@
-"""The manifest, `bundle.json`: everything a reader must know before it opens another file of the bundle."""
+"""The manifest, `bundle.json`: everything a reader must know before it opens another file of the bundle.
+
+`python -m servax.targets.manifest` prints its JSON Schema; `docs/schema/bundle-1.schema.json` holds the same text.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from servax.core.tensors import Scalar, Signature, TensorSpec
+from servax.stages.buckets import Bucket, BucketGrid
 
 FORMAT = 1
 """Version of the manifest's format. A reader refuses a higher one."""
+
+SYMBOLIC = "symbolic"
+"""In place of a bucket's label: the export whose dimensions are symbols."""
 
 TargetName = Literal["jit", "aot", "export", "saved_model"]
 
@@ -107,6 +115,8 @@ class ProgramRecord(_Record):
 
     function: str
     bucket: str
+    fixed: dict[str, int] = {}
+    """Of a symbolic export: the dimensions that had to keep a size, the other ones being free."""
     file: str
     platforms: tuple[str, ...]
     calling_convention: int
@@ -138,6 +148,8 @@ class ExecutableRecord(_Record):
     """Of the export it was compiled from."""
     compile_options: dict[str, str] = {}
     donated_state: bool = False
+    custom_calls: tuple[str, ...] = ()
+    """Native functions it calls, e.g. `lapack_sgetrf_ffi`: their libraries must be there before it runs."""
     seconds: float = 0.0
 
 
@@ -210,3 +222,26 @@ class Manifest(_Record):
     verdicts: tuple[VerdictRecord, ...] = ()
     expiry: tuple[ExpiryRecord, ...] = ()
     files: dict[str, FileRecord] = Field(default_factory=dict[str, FileRecord])
+
+    def program(self, function: str, bucket: str) -> ProgramRecord | None:
+        """The export of a function at one bucket's label, or at `symbolic`."""
+        return next((each for each in self.programs if (each.function, each.bucket) == (function, bucket)), None)
+
+    def executable(self, fingerprint: str, function: str, bucket: str) -> ExecutableRecord | None:
+        """The executable of a function at one bucket's label for the fingerprint of this id."""
+        key = (fingerprint, function, bucket)
+        return next((each for each in self.executables if (each.fingerprint, each.function, each.bucket) == key), None)
+
+    def grid(self) -> BucketGrid:
+        """The buckets of every function."""
+        return BucketGrid({name: tuple(map(Bucket.parse, record.buckets)) for name, record in self.functions.items()})
+
+
+def schema_text() -> str:
+    """The JSON Schema of `bundle.json`, as published: sorted keys, one trailing newline."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
+    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")
