@@ -19,7 +19,8 @@ import numpy as np
 
 from servax.core.errors import ArtifactUnavailable, PlatformError, ServaxError
 from servax.stages.buckets import Bucket
-from servax.targets.samples import Sample, from_bytes, tensors_from_bytes, tensors_to_bytes
+from servax.targets.samples import Sample, from_bytes
+from servax.targets.tensorfile import tensors_from_bytes, tensors_to_bytes
 
 REPORT = "report.jsonl"
 

@@ -6,17 +6,16 @@ Euclidean norm and elements at seeded positions. Needs no JAX, so that a child w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import ml_dtypes
 import msgspec
 import numpy as np
 
 from servax.core.errors import BundleError
 from servax.core.tensors import Scalar, dtype_of
+from servax.targets.tensorfile import tensors_from_bytes, tensors_to_bytes
 
 FORMAT = 1
 LIMIT = 16 * 2**20
@@ -287,62 +286,3 @@ def from_bytes(data: bytes, name: str = "golden") -> Golden:
             )
         samples.append(Sample(sample.name, sample.sizes, tuple(steps), sample.row_lengths))
     return Golden(header.function, header.bucket, tuple(samples), header.rounding, header.precision)
-
-
-_NATIVE = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float16", "float32")
-_NAMES = {"BOOL": "bool", "BF16": "bfloat16", "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-_STORED = (*_NATIVE, "float64", *(name for name in _NAMES.values() if name != "bool"))
-
-
-def tensors_to_bytes(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file. Dtypes that the format lacks (`int4`, `complex128`) are kept as bytes and named in the header."""
-    import safetensors.numpy
-
-    as_bytes: dict[str, str] = {}
-    stored: dict[str, Array] = {}
-    for name, array in tensors.items():
-        whole = np.ascontiguousarray(array).reshape(array.shape)
-        if whole.dtype.name not in _STORED:
-            as_bytes[name] = f"{whole.dtype.name}:{','.join(map(str, whole.shape))}"
-            whole = np.frombuffer(whole.tobytes(), np.uint8)
-        stored[name] = whole
-    return safetensors.numpy.save(stored, {**(metadata or {}), "as_bytes": msgspec.json.encode(as_bytes).decode()})
-
-
-def tensors_from_bytes(data: bytes) -> tuple[dict[str, Array], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; the tensors are read-only views of `data`.
-
-    Raises:
-      ValueError: this is not such a file.
-    """
-    # safetensors.numpy knows neither bfloat16 nor float8 on reading (0.8), and its readers drop the metadata.
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise ValueError("not a safetensors file, or cut short")
-    header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, Any])
-    metadata: dict[str, str] = header.pop("__metadata__", {})
-    as_bytes: dict[str, str] = msgspec.json.decode(metadata.pop("as_bytes", "{}"))
-    tensors: dict[str, Array] = {}
-    for name, entry in header.items():
-        dtype, shape = _stored_dtype(entry["dtype"]), tuple(entry["shape"])
-        start, end = entry["data_offsets"]
-        if name in as_bytes:
-            original, _, text = as_bytes[name].partition(":")
-            dtype, shape = np.dtype(_extended(original)), tuple(int(each) for each in text.split(",") if each)
-        if end - start != math.prod(shape) * dtype.itemsize or 8 + length + end > len(data):
-            raise ValueError(f"tensor {name!r} is cut short")
-        tensors[name] = np.frombuffer(data, dtype, math.prod(shape), 8 + length + start).reshape(shape)
-    return tensors, metadata
-
-
-def _stored_dtype(name: str) -> np.dtype[Any]:
-    if name in _NAMES:
-        return np.dtype(_extended(_NAMES[name]))
-    kind = {"F": "float", "I": "int", "U": "uint"}.get(name[:1])
-    if kind is None or not name[1:].isdigit():
-        raise ValueError(f"dtype {name!r} is unknown")
-    return np.dtype(f"{kind}{name[1:]}")
-
-
-def _extended(name: str) -> Any:
-    return getattr(ml_dtypes, name, None) or np.dtype(name)
