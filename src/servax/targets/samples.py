@@ -116,7 +116,7 @@ class Step:
     outputs: Mapping[str, Expected]
     state: Mapping[str, Expected] = field(default_factory=dict[str, Expected])
     inputs: Mapping[str, Array] = field(default_factory=dict[str, Array])
-    """At the sample's true sizes, without padding."""
+    """Every input of the signature, `lengths` inputs too, at the sample's true sizes, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +126,13 @@ class Sample:
     Attributes:
       name: `full`: exactly the bucket's sizes. `padded`: smaller in every dimension that can be. `alone`: one row
         of `full`.
-      sizes: true size of every dimension.
-      row_lengths: by dimension, the true length of each row where rows differ.
+      sizes: true size of every dimension. Where the function takes lengths, those of `padded` differ row by row, and
+        its tensors hold the pad value past them.
     """
 
     name: str
     sizes: Mapping[str, int]
     steps: tuple[Step, ...]
-    row_lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,6 @@ class _Step(msgspec.Struct, frozen=True):
 class _Sample(msgspec.Struct, frozen=True):
     name: str
     sizes: dict[str, int]
-    row_lengths: dict[str, tuple[int, ...]]
     steps: tuple[_Step, ...]
 
 
@@ -226,7 +224,7 @@ def to_bytes(golden: Golden, limit: int = LIMIT) -> bytes:
                         tensors[f"{prefix}/{kind}.indices/{name}"] = each.indices
                     kept[kind][name] = _Kept(each.shape, each.norm)
             steps.append(_Step(dict(step.draws), kept["outputs"], kept["state"]))
-        samples.append(_Sample(sample.name, dict(sample.sizes), dict(sample.row_lengths), tuple(steps)))
+        samples.append(_Sample(sample.name, dict(sample.sizes), tuple(steps)))
     header = _Header(
         FORMAT,
         golden.function,
@@ -284,5 +282,5 @@ def from_bytes(data: bytes, name: str = "golden") -> Golden:
                     inputs,
                 )
             )
-        samples.append(Sample(sample.name, sample.sizes, tuple(steps), sample.row_lengths))
+        samples.append(Sample(sample.name, sample.sizes, tuple(steps)))
     return Golden(header.function, header.bucket, tuple(samples), header.rounding, header.precision)

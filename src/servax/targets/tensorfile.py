@@ -18,7 +18,7 @@ _STORED = (*_NATIVE, "float64", *(name for name in _NAMES.values() if name != "b
 
 
 def tensors_to_bytes(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file; dtypes that the format lacks (`int4`, `complex128`) are kept as bytes and named in its header."""
+    """A safetensors file; dtypes that the format lacks (`int4`, `complex128`) are bytes in it, named in the header."""
     import safetensors.numpy
 
     as_bytes: dict[str, str] = {}
