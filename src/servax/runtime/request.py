@@ -21,17 +21,19 @@ class InferRequest:
 
     Attributes:
       function: name of the function.
-      tensors: by input name; NumPy arrays, or, for inputs that a processor produces, object arrays of str.
+      tensors: by input name; NumPy arrays, lists, or rows of different length; lists of str for a processor.
       id: the client's id, or a fresh one.
       deadline: on `time.monotonic`'s clock, in seconds; None: no deadline.
       priority: higher runs earlier.
+      owned: nobody writes to the tensors until the answer is there, so they need not be copied.
     """
 
     function: str
-    tensors: Mapping[str, np.ndarray[Any, Any]]
+    tensors: Mapping[str, Any]
     id: str = field(default_factory=new_id)
     deadline: float | None = None
     priority: int = 0
+    owned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

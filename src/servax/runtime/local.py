@@ -1,0 +1,350 @@
+"""A servable in this process, built from plain parts by the `workflow` room."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from servax.core import monitoring
+from servax.core.device import Device
+from servax.core.errors import NotFound, ServaxError, UsageError
+from servax.core.events import RequestDone, emit
+from servax.core.tensors import Signature, TensorSpec
+from servax.core.trees import KeyPath
+from servax.runtime import executor as executors
+from servax.runtime.lifecycle import Lifecycle
+from servax.runtime.memory import require_room
+from servax.runtime.pending import PendingRequest
+from servax.runtime.processors import Processing
+from servax.runtime.request import InferRequest, InferResult
+from servax.runtime.runner import Runner, ServedFunction
+from servax.runtime.servable import Outputs, Progress, Servable, State, default_function, flat_inputs
+from servax.runtime.stages_table import StagesTable
+from servax.runtime.warmup import Key, label, require_all, warm_up
+from servax.stages.buckets import BucketGrid, choose
+from servax.stages.padding import check
+from servax.targets.target import ProgramTable
+
+
+class Swapper(Protocol):
+    """Restores a checkpoint of the present structure: path and options (`step`, `select`) -> flat parameters."""
+
+    def __call__(self, checkpoint: str, /, **options: Any) -> Mapping[KeyPath, Any]: ...
+
+
+AppFactory = Callable[[Servable], Any]
+"""Makes an ASGI application of a servable; supplied from above, so that this room knows no server."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """What a swap did.
+
+    Attributes:
+      checkpoint: where the new parameters came from.
+      leaves: how many arrays were replaced.
+      bytes: their size on the device.
+      seconds: from the call until requests saw them.
+    """
+
+    checkpoint: str
+    leaves: int
+    bytes: int
+    seconds: float
+
+
+class LocalServable:
+    """A model on one device, every program compiled; refuses requests unless READY.
+
+    Call `warm` once; it runs every program and makes the servable READY. Arrays given to `predict_async` belong to
+    the request until it is answered.
+
+    Args:
+      name: the name it is served under.
+      platform: the wrapper's name on the wire: `jax_jit`, `jax_executable`, `jax_stablehlo`.
+      functions: by name.
+      grid: the buckets that requests are padded to.
+      table: a program for every bucket of the grid.
+      params: by key path, in sorted order, as `core.trees.flatten` gives them. Committed to `device` here.
+      state: specs of the state shared by the stateful functions.
+      device: where everything runs.
+      swapper: restores another checkpoint for `swap`; None: a swap is refused.
+      app_factory: makes `app`; None: there is none.
+      version: the version it is served under.
+
+    Raises:
+      StartupError: a bucket has no program, or a tokenizer cannot be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        platform: str,
+        functions: Mapping[str, ServedFunction],
+        grid: BucketGrid,
+        table: ProgramTable,
+        params: Mapping[KeyPath, Any],
+        state: Sequence[TensorSpec] = (),
+        device: Device,
+        swapper: Swapper | None = None,
+        app_factory: AppFactory | None = None,
+        version: str = "1",
+    ) -> None:
+        monitoring.register()
+        require_all(table, grid)
+        self._name = name
+        self._platform = platform
+        self._version = version
+        self._device = device
+        self._functions = dict(functions)
+        self._signatures = {name: function.signature for name, function in functions.items()}
+        self._processing = {name: Processing.of(function) for name, function in functions.items()}
+        self._grid = grid
+        self._table = table
+        self._swapper = swapper
+        self._swapping = threading.Lock()
+        self._app_factory = app_factory
+        self._costs: dict[Key, float] = {}
+        self._warmed: tuple[Key, ...] = ()
+        self._lifecycle = Lifecycle(name)
+        with monitoring.thread_role(monitoring.LOADING):
+            self._runner = Runner(table, functions, params, state, device)
+        self._executor = executors.acquire(device)
+        self._forget = self._executor.on_death(self._on_death)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    @property
+    def platform(self) -> str:
+        return self._platform
+
+    @property
+    def device(self) -> Device:
+        """Where it runs."""
+        return self._device
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._signatures
+
+    @property
+    def grid(self) -> BucketGrid:
+        """The buckets that requests are padded to."""
+        return self._grid
+
+    @property
+    def texts(self) -> Mapping[str, Mapping[str, str]]:
+        return {name: processing.texts for name, processing in self._processing.items()}
+
+    @property
+    def state(self) -> State:
+        return self._lifecycle.state
+
+    @property
+    def reason(self) -> str | None:
+        return self._lifecycle.reason
+
+    @property
+    def progress(self) -> Progress:
+        warmed = self._warmed
+        return Progress(tuple(map(label, warmed)), tuple(label(key) for key in self._grid if key not in warmed))
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are accepted and not yet answered."""
+        return self._lifecycle.in_flight
+
+    @property
+    def costs(self) -> Mapping[Key, float]:
+        """Median seconds of a warm run, by function and bucket; on an idle device, with copies to and from it."""
+        return self._costs
+
+    @property
+    def stages(self) -> StagesTable:
+        """What each layer took for each program; a table that shows itself."""
+        return StagesTable.of(self._name, self._table, self._costs)
+
+    @property
+    def app(self) -> Any:
+        """An ASGI application that serves this alone; it can be mounted: `app.mount("/v2", servable.app)`."""
+        if self._app_factory is None:
+            raise UsageError(
+                f"{self._name} was built without an application",
+                remedy="use servax.load, or make one: servax.server.create_app(servable)",
+            )
+        return self._app_factory(self)
+
+    def warm(self) -> Self:
+        """Runs every program and becomes READY; does nothing when READY already.
+
+        Raises:
+          StartupError: a program failed or would have compiled; the state is FAILED.
+        """
+        if self.state is State.READY:
+            return self
+        self._lifecycle.move(State.WARMING)
+        try:
+            self._costs = warm_up(self._executor, self._runner, self._functions, self._grid, self._on_warmed)
+        except ServaxError as error:
+            self._lifecycle.fail(error.sentence())
+            raise
+        self._lifecycle.move(State.READY)
+        return self
+
+    def predict(self, function: str | None = None, /, **inputs: Any) -> Outputs:
+        return self.infer(InferRequest(default_function(function, self._signatures), flat_inputs(inputs))).tensors
+
+    async def predict_async(self, function: str | None = None, /, **inputs: Any) -> Outputs:
+        request = InferRequest(default_function(function, self._signatures), flat_inputs(inputs))
+        return (await self.infer_async(request)).tensors
+
+    def infer(self, request: InferRequest) -> InferResult:
+        with self._told(request) as told:
+            pending = told.pending = self._submit(request)
+            try:
+                return pending.future.result(pending.remaining())
+            except TimeoutError:
+                pending.expire()  # without effect on a request that runs: its answer is nearly there
+                return pending.future.result()
+
+    async def infer_async(self, request: InferRequest) -> InferResult:
+        with self._told(request) as told:
+            processing = self._processing.get(request.function)
+            if processing is not None and processing.needed(request.tensors):
+                pending = await asyncio.to_thread(self._submit, request)  # tokenizing would hold up the event loop
+            else:
+                pending = self._submit(request)
+            told.pending = pending
+            remaining = pending.remaining()
+            timer = None if remaining is None else asyncio.get_running_loop().call_later(remaining, pending.expire)
+            try:
+                return await asyncio.wrap_future(pending.future)
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    def swap(self, checkpoint: str, **options: Any) -> SwapReport:
+        """Takes the parameters of another checkpoint of the same structure, with no compilation.
+
+        Requests that run finish on the old parameters, later ones see the new; none fails. `options` are those of
+        restoring (`step`, `select`, `item`).
+
+        Raises:
+          NotReady: the servable is not READY.
+          MemoryShortage: old and new do not fit beside one another.
+          CheckpointError: the checkpoint cannot be read, or its leaves differ in path, shape or dtype.
+        """
+        if self._swapper is None:
+            raise UsageError(f"{self._name} cannot swap", remedy="load it from a bundle or a checkpoint")
+        with self._swapping, monitoring.thread_role(monitoring.LOADING):
+            began = time.perf_counter()
+            self._lifecycle.require(State.READY)
+            require_room(self._device, self._runner.parameter_bytes)
+            fresh = self._swapper(os.fspath(checkpoint), **options)
+            self._lifecycle.require(State.READY)
+            size = self._runner.replace(fresh)
+            return SwapReport(os.fspath(checkpoint), self._runner.parameter_count, size, time.perf_counter() - began)
+
+    def drain(self, timeout: float | None = None) -> int:
+        """Refuses new requests and waits for the accepted ones, at most `timeout` seconds; returns how many are left.
+
+        Those that still wait for the device then are answered with NotReady.
+        """
+        return self._lifecycle.drain(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Drains, then frees device memory and, with the last servable on the device, its thread."""
+        if self.state is State.UNLOADED:
+            return
+        self.drain(timeout)
+        self._forget()
+        self._lifecycle.move(State.UNLOADED)
+        executors.release(self._executor)
+        self._runner.drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Callable[..., Outputs]:
+        """`servable.embed(...)` calls the function `embed`."""
+        if name in self.__dict__.get("_functions", {}):
+            return functools.partial(self.predict, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and the model no such function")
+
+    def __repr__(self) -> str:
+        functions = ", ".join(self._functions)
+        return f"<LocalServable {self._name} ({functions}) on {self._device.platform}:{self._device.id}, {self.state}>"
+
+    def _submit(self, request: InferRequest) -> PendingRequest:
+        self._lifecycle.require(State.READY)
+        function = self._functions.get(request.function)
+        if function is None:
+            raise NotFound(
+                f"{self._name} has no function {request.function!r}", expected=" or ".join(sorted(self._functions))
+            )
+        signature = function.signature
+        tensors = self._processing[request.function](request.tensors)
+        checked = check(signature, tensors, owned=request.owned)
+        bucket = choose(self._grid[request.function], checked.sizes)
+        pending = PendingRequest(request, signature, checked, bucket, self._runner)
+        self._lifecycle.admit(pending)
+        pending.future.add_done_callback(lambda _: self._lifecycle.release(pending))
+        try:
+            self._executor.put(pending)
+        except ServaxError as error:
+            pending.fail(error)
+        return pending
+
+    def _on_warmed(self, key: Key) -> None:
+        self._warmed = (*self._warmed, key)
+
+    def _on_death(self, reason: str) -> None:
+        self._lifecycle.fail(f"the thread that runs the device has died: {reason}")
+
+    def _told(self, request: InferRequest) -> _Told:
+        return _Told(self._name, request)
+
+
+class _Told:
+    """Emits RequestDone when the block around a request ends, with what became of it."""
+
+    def __init__(self, servable: str, request: InferRequest) -> None:
+        self.pending: PendingRequest | None = None
+        self._servable = servable
+        self._request = request
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        pending = self.pending
+        answered = kind is None and pending is not None
+        emit(
+            RequestDone(
+                self._servable,
+                self._request.function,
+                "" if pending is None else pending.bucket.label,
+                0 if pending is None else pending.rows,
+                "ok" if kind is None else kind.__name__,
+                dict(pending.future.result().times) if answered and pending is not None else {},
+            )
+        )

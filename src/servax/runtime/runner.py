@@ -1,0 +1,187 @@
+"""What a servable keeps on its device, and the one way to run a program with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from servax.core.device import Device
+from servax.core.errors import CheckpointError, ExecutionError
+from servax.core.tensors import Signature, TensorSpec
+from servax.core.trees import KeyPath, path_text
+from servax.model.processors import Processor
+from servax.runtime.guard import Aval, differences, explain, placement_of
+from servax.stages.buckets import Bucket
+from servax.targets.target import FlatArrays, ProgramTable
+
+Buffers = Sequence[np.ndarray[Any, Any]]
+"""Host arrays of a bucket's shapes, in order of input name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFunction:
+    """One function as the runtime needs it.
+
+    Attributes:
+      signature: the program's tensors.
+      stateful: whether it takes and returns the servable's state.
+      processors: by name of the input that each one produces; paths are absolute or resolvable from here.
+    """
+
+    signature: Signature
+    stateful: bool = False
+    processors: Mapping[str, Processor] = field(default_factory=dict[str, Processor])
+
+
+class Runner:
+    """Parameters and state on one device, and the programs that take them.
+
+    `run` is for the device's thread alone; `replace` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        table: ProgramTable,
+        functions: Mapping[str, ServedFunction],
+        params: Mapping[KeyPath, Any],
+        state: Sequence[TensorSpec],
+        device: Device,
+    ) -> None:
+        self._table = table
+        self._functions = functions
+        self._state_specs = sorted(state, key=lambda spec: spec.name)
+        self._sharding = jax.sharding.SingleDeviceSharding(device)
+        self._placement = placement_of(device)
+        self._paths = tuple(params)
+        self._params = self._commit(params)
+        self._expected = self._avals(self._params)
+        self._state = self.zeros()
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters on the device."""
+        return sum(array.nbytes for array in self._params)
+
+    @property
+    def parameter_count(self) -> int:
+        """How many leaves the parameters have."""
+        return len(self._paths)
+
+    def zeros(self) -> FlatArrays:
+        """The state as it starts: zeros, made on the host, since an eager `jnp.zeros` would compile."""
+        return tuple(
+            jax.device_put(np.zeros(spec.concrete({}), spec.numpy_dtype), self._sharding) for spec in self._state_specs
+        )
+
+    def reset_state(self) -> None:
+        """Starts the state anew."""
+        self._state = self.zeros()
+
+    def run(
+        self, function: str, bucket: Bucket, buffers: Buffers
+    ) -> tuple[tuple[np.ndarray[Any, Any], ...], dict[str, float]]:
+        """Puts `buffers` on the device, calls the program, and gives its outputs in order of name, with times.
+
+        The outputs may be views of device buffers (contract 7): copy before the next run. Times are in seconds, each
+        step blocked on: `transfer`, `execute`, `copy`.
+
+        Raises:
+          ExecutionError: the program failed; RecompileError when it would have compiled.
+        """
+        served = self._functions[function]
+        program = self._table[function, bucket].program
+        params = self._params  # read once: a swap takes effect between requests
+        began = time.perf_counter()
+        inputs = tuple(jax.device_put(buffer, self._sharding) for buffer in buffers)
+        jax.block_until_ready(inputs)
+        moved = time.perf_counter()
+        state = self._state if served.stateful else ()
+        try:
+            new_state, outputs = program(params, state, inputs)
+            jax.block_until_ready((new_state, outputs))
+            ran = time.perf_counter()
+            if served.stateful:
+                self._state = new_state
+            host = tuple(jax.device_get(outputs))
+        except Exception as error:
+            failure = self._failure(error, function, bucket, (params, state, inputs))
+            if served.stateful:
+                self.reset_state()
+            raise failure from error
+        return host, {"transfer": moved - began, "execute": ran - moved, "copy": time.perf_counter() - ran}
+
+    def replace(self, params: Mapping[KeyPath, Any]) -> int:
+        """Puts other parameters of the same structure in place of the present ones; returns their bytes.
+
+        Requests that run keep the old ones, which are freed with the last of them.
+
+        Raises:
+          CheckpointError: paths, shapes, dtypes or placement differ; all differences are listed.
+        """
+        missing = [path_text(path) for path in self._paths if path not in params]
+        extra = [path_text(path) for path in params if path not in set(self._paths)]
+        if missing or extra:
+            found = [*(f"missing {path}" for path in missing), *(f"not in the model: {path}" for path in extra)]
+            raise _mismatch(found)
+        fresh = self._commit({path: params[path] for path in self._paths})
+        if found := differences(self._expected, self._avals(fresh)):
+            raise _mismatch(found)
+        jax.block_until_ready(fresh)
+        self._params = fresh
+        return self.parameter_bytes
+
+    def drop(self) -> None:
+        """Lets go of everything on the device."""
+        self._params = ()
+        self._state = ()
+
+    def _commit(self, params: Mapping[KeyPath, Any]) -> FlatArrays:
+        # A NumPy leaf is copied first: on the CPU, device_put would make the device array a view of the caller's.
+        return tuple(
+            jax.device_put(np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, self._sharding)
+            for leaf in params.values()
+        )
+
+    def _avals(self, params: FlatArrays) -> tuple[Aval, ...]:
+        return tuple(
+            Aval.of(f"parameter '{path_text(path)}'", leaf) for path, leaf in zip(self._paths, params, strict=True)
+        )
+
+    def _failure(
+        self, error: Exception, function: str, bucket: Bucket, arguments: tuple[FlatArrays, FlatArrays, FlatArrays]
+    ) -> ExecutionError:
+        served = self._functions[function]
+        params, state, inputs = arguments
+        specs = sorted(served.signature.inputs, key=lambda spec: spec.name)
+        seen = [
+            *self._avals(params),
+            *(Aval.of(f"state '{spec.name}'", array) for spec, array in zip(self._state_specs, state, strict=False)),
+            *(Aval.of(f"input '{spec.name}'", array) for spec, array in zip(specs, inputs, strict=True)),
+        ]
+        expected = [
+            *self._expected,
+            *(self._aval("state", spec, {}) for spec in (self._state_specs if served.stateful else ())),
+            *(self._aval("input", spec, bucket.mapping()) for spec in specs),
+        ]
+        failure = explain(error, f"{function}@{bucket.label}", expected, seen)
+        if served.stateful:
+            failure.remedy = " ".join(filter(None, (failure.remedy, "The state was lost and starts again at zeros.")))
+        return failure
+
+    def _aval(self, kind: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Aval:
+        dtype = jax.dtypes.canonicalize_dtype(spec.numpy_dtype)
+        return Aval(f"{kind} '{spec.name}'", str(dtype), spec.concrete(sizes), False, self._placement)
+
+
+def _mismatch(found: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        "the new parameters do not fit the compiled programs",
+        seen="; ".join(found),
+        expected="the structure, dtypes and shapes of the present parameters",
+        remedy="build a bundle from this checkpoint instead; a swap takes new values only",
+    )

@@ -1,0 +1,96 @@
+"""Warm means run: every program has run with arrays like those of real traffic before the servable is ready."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from servax.core.errors import ServaxError, StartupError
+from servax.core.events import StepAdvanced, emit, step
+from servax.core.tensors import Signature
+from servax.runtime.executor import Executor
+from servax.runtime.runner import Buffers, Runner, ServedFunction
+from servax.stages.buckets import Bucket, BucketGrid
+from servax.targets.target import ProgramTable
+
+Key = tuple[str, Bucket]
+
+RUNS = {"cpu": 2}
+"""Runs of each program by platform; the first pays for what is lazy in the runtime and is not measured."""
+RUNS_ELSEWHERE = 3
+
+
+def label(key: Key) -> str:
+    """`function@bucket`."""
+    return f"{key[0]}@{key[1].label}"
+
+
+def require_all(table: ProgramTable, grid: BucketGrid) -> None:
+    """Raises StartupError, listing them all, when the grid has buckets that the table lacks programs for."""
+    if missing := [label(key) for key in grid if key not in set(table)]:
+        raise StartupError(
+            "there is no program for some buckets",
+            where=", ".join(missing),
+            seen=f"{len(table)} programs",
+            expected=f"{len(grid)}, one for each bucket of the grid",
+            remedy="build the bundle again with these buckets",
+        )
+
+
+def warm_up(
+    executor: Executor,
+    runner: Runner,
+    functions: Mapping[str, ServedFunction],
+    grid: BucketGrid,
+    on_done: Callable[[Key], None],
+) -> dict[Key, float]:
+    """Runs every program on the device's thread; gives the median of the measured runs, in seconds.
+
+    The state of stateful functions starts anew afterwards.
+
+    Raises:
+      StartupError: a program failed, or would have compiled; names it.
+    """
+    costs: dict[Key, float] = {}
+    runs = RUNS.get(executor.device.platform, RUNS_ELSEWHERE)
+    with step("warm", len(grid)):
+        for key in grid:
+            function, bucket = key
+            buffers = filled(functions[function].signature, bucket)
+            began = time.perf_counter()
+            try:
+                seconds = [executor.call(lambda: _run(runner, key, buffers)) for _ in range(runs)]  # noqa: B023 (called at once)
+            except ServaxError as error:
+                raise StartupError(
+                    f"{label(key)} failed while it was warmed: {error.what}",
+                    where=label(key),
+                    seen=error.seen,
+                    expected=error.expected,
+                    remedy=error.remedy,
+                ) from error
+            costs[key] = statistics.median(seconds[1:])
+            on_done(key)
+            emit(StepAdvanced("warm", label(key), time.perf_counter() - began))
+        executor.call(runner.reset_state)
+    return costs
+
+
+def filled(signature: Signature, bucket: Bucket) -> Buffers:
+    """Inputs of a bucket's full size: pad values, and true lengths that fill the bucket; in order of name."""
+    sizes = bucket.mapping()
+    return tuple(
+        np.full(
+            spec.concrete(sizes),
+            sizes[signature.lengths[spec.name]] if spec.name in signature.lengths else spec.pad,
+            spec.numpy_dtype,
+        )
+        for spec in sorted(signature.inputs, key=lambda spec: spec.name)
+    )
+
+
+def _run(runner: Runner, key: Key, buffers: Buffers) -> float:
+    _, times = runner.run(*key, buffers)
+    return sum(times.values())
