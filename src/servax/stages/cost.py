@@ -38,8 +38,8 @@ def cost(compiled: Analyzed) -> dict[str, float]:
 def memory(compiled: Analyzed) -> dict[str, int]:
     """Bytes on the device: `argument`, `output`, `temp` (while it runs), `code`, and `alias`.
 
-    `alias` are bytes of outputs that take the place of donated arguments: the proof that donation is in effect. The peak
-    of a run is argument + output + temp - alias. Empty where the device has no analysis.
+    `alias` are bytes of outputs that take the place of donated arguments: the proof that donation is in effect. The
+    peak of a run is argument + output + temp - alias. Empty where the device has no analysis.
     """
     found = _ask(compiled.memory_analysis)
     return {name: int(getattr(found, field)) for name, field in _MEMORY.items() if hasattr(found, field)}

@@ -1,7 +1,7 @@
 """StableHLO modules looked into and re-serialized: text, digest, operations, constants, versions.
 
 A module comes as the portable artifact that `jax.export` serializes (bytes), as `jax.stages.Lowered`, or as text.
-The bindings are those JAX publishes (`jax.extend.mlir`); they come with jaxlib and name StableHLO's versions as it does.
+The bindings are those that JAX publishes (`jax.extend.mlir`), over MLIR and StableHLO as they were built into jaxlib.
 """
 
 from __future__ import annotations
