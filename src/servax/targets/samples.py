@@ -34,7 +34,7 @@ class Draw:
     Attributes:
       seed: of the stream.
       kind: `integers` in `low..high`, both included; `normal` and `positive` (its absolute value) of scale `high`;
-        `coin`: true or false.
+        `coin`: true or false; `lengths`: the numbers in `lengths`.
       dtype: name of the dtype.
       shape: of what is drawn, before `row` is taken.
       row: takes only this index of axis `row_axis`, as one row.
@@ -42,7 +42,7 @@ class Draw:
     """
 
     seed: int
-    kind: Literal["integers", "normal", "positive", "coin"]
+    kind: Literal["integers", "normal", "positive", "coin", "lengths"]
     dtype: str
     shape: tuple[int, ...]
     low: int = 0
@@ -57,6 +57,8 @@ class Draw:
         """The array that the recipe describes."""
         stream = np.random.RandomState(self.seed)
         dtype = dtype_of(self.dtype)
+        if self.kind == "lengths":
+            return np.asarray(self.lengths, dtype)
         if self.kind == "integers":
             # uint64 words are the one integer draw that covers every dtype's range.
             words = stream.randint(0, 2**63, size=self.shape, dtype=np.uint64)
@@ -153,7 +155,7 @@ class Golden:
     """The samples of one function at one bucket.
 
     Attributes:
-      rounding: by name of the output or state and by platform.
+      rounding: by name of the output (`state/NAME`: of the state) and by platform.
       precision: largest difference of the outputs to the same function with float32 parameters, relative to the
         output's scale; None where the model does not offer float32, or is no less precise.
     """

@@ -1,0 +1,321 @@
+"""Golden samples: what the source function gives, op by op, for seeded inputs in every bucket that is to be proved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servax.core.events import Notice, StepAdvanced, emit, step
+from servax.core.tensors import Signature
+from servax.core.trees import Tree
+from servax.model.function import Function
+from servax.stages.buckets import Bucket
+from servax.stages.padding import check
+from servax.targets import draws, faults
+from servax.targets.draws import Ranges
+from servax.targets.indexing import index_bounds
+from servax.targets.opbyop import Arrays, Source
+from servax.targets.rounding import estimate
+from servax.targets.samples import Draw, Expected, Golden, Rounding, Sample, Step
+from servax.targets.tolerance import scale_of
+
+STEPS = 2
+"""Calls, one after another, in a sample of a stateful function."""
+
+Array = np.ndarray[Any, Any]
+_Draws = Mapping[str, Draw]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is known of a function before its samples are made.
+
+    Attributes:
+      ranges: of its inputs: inside the tables they index, and giving outputs that are numbers.
+      rounding: by output (`state/NAME`: by state) and platform, the larger of its smallest and largest bucket.
+    """
+
+    ranges: Ranges
+    rounding: Mapping[str, Mapping[str, Rounding]]
+
+
+def golden_file(function: str, bucket: Bucket) -> str:
+    """Where a bundle keeps the samples of a bucket."""
+    return f"golden/{function}/{bucket.label}.safetensors"
+
+
+def profile(function: Function, buckets: Sequence[Bucket], params: Tree) -> Profile:
+    """The profile of a function over its buckets.
+
+    Raises:
+      ModelError: the function gives other values when it is called again with the same inputs.
+    """
+    source = Source(function, params)
+    smallest, largest = min(buckets, key=Bucket.volume), max(buckets, key=Bucket.volume)
+    rounding: dict[str, dict[str, Rounding]] = {}
+    bounds: dict[str, int] = {}
+    for bucket in dict.fromkeys((smallest, largest)):
+        jaxpr, positions, names = source.jaxpr(bucket)
+        for name, platforms in estimate(jaxpr, names).items():
+            known = rounding.setdefault(name, {})
+            for platform, each in platforms.items():
+                known[platform] = max(known.get(platform, each), each, key=lambda rounding: rounding.error)
+        for name, count in index_bounds(jaxpr, positions).items():
+            bounds[name] = min(count, bounds.get(name, count))
+    return Profile(_working_ranges(source, smallest, Ranges(bounds), rounding), rounding)
+
+
+def make(
+    function: Function,
+    bucket: Bucket,
+    params: Tree,
+    known: Profile,
+    *,
+    float32: Tree | None = None,
+    thorough: bool = True,
+) -> Golden:
+    """The samples of one bucket: `full`, `padded` where a dimension can be, and `alone` where there are several rows.
+
+    Expected outputs are those of the unpadded run; expected states those of the padded run, since padding may write
+    into a state where nothing reads it.
+
+    Args:
+      function: with its outputs inferred.
+      bucket: whose samples these are.
+      params: the nested dictionary, in the bundle's dtypes.
+      known: the function's profile.
+      float32: the same parameters in float32, for `Golden.precision`; None where they are no more precise.
+      thorough: runs every sample unpadded too, which compiles each operation at new shapes; otherwise the padded
+        runs, cut, are the expected outputs.
+
+    Raises:
+      ModelError: a row depends on the others, or an output on padding.
+    """
+    maker = _Maker(function, bucket, params, known)
+    full = maker.draws(draws.full, "full")
+    at_full = maker.source.chain(arrays(full), None)
+    samples = [maker.sample("full", full, at_full, [outputs for outputs, _ in at_full])]
+    batch = function.signature.batch
+    if batch is not None and batch in bucket.mapping() and bucket[batch] > 1:
+        row = bucket[batch] // 2
+        single = [draws.alone(function.signature, each, row) for each in full]
+        at_bucket = maker.source.chain(arrays(single), bucket)
+        maker.check_neighbours(at_full[0][0], at_bucket[0][0], row)
+        samples.append(maker.sample("alone", single, at_bucket, maker.unpadded(single, at_bucket, thorough)))
+    if draws.smaller(bucket) != bucket.mapping():
+        short = maker.draws(draws.padded, "padded")
+        at_bucket = maker.source.chain(arrays(short), bucket)
+        samples.append(maker.sample("padded", short, at_bucket, maker.unpadded(short, at_bucket, thorough)))
+    precision = None
+    if float32 is not None and thorough:
+        exact = Source(function, float32).chain(arrays(full), None)
+        precision = _relative_difference([outputs for outputs, _ in at_full], [outputs for outputs, _ in exact])
+    return Golden(function.name, bucket.label, tuple(samples), known.rounding, precision)
+
+
+def make_all(
+    functions: Mapping[str, Function],
+    buckets: Mapping[str, Sequence[Bucket]],
+    params: Tree,
+    *,
+    float32: Tree | None = None,
+    thorough: Mapping[str, Sequence[Bucket]],
+) -> Iterator[Golden]:
+    """The samples of every bucket in `buckets`, one after another; those in `thorough` run unpadded too.
+
+    Emits the step `golden`, one advance a bucket.
+
+    Raises:
+      ModelError: of the first function that has a fault.
+    """
+    with step("golden", total=sum(map(len, buckets.values()))):
+        for name, chosen in buckets.items():
+            known = profile(functions[name], chosen, params)
+            for bucket in chosen:
+                start = time.perf_counter()
+                golden = make(
+                    functions[name], bucket, params, known, float32=float32, thorough=bucket in thorough[name]
+                )
+                emit(StepAdvanced("golden", f"{name}@{bucket.label}", time.perf_counter() - start))
+                yield golden
+
+
+class _Maker:
+    """The samples of one bucket in the making."""
+
+    def __init__(self, function: Function, bucket: Bucket, params: Tree, known: Profile) -> None:
+        self.source = Source(function, params)
+        self._function = function
+        self._signature = function.signature
+        self._bucket = bucket
+        self._known = known
+
+    def draws(self, draw: Callable[[Signature, Bucket, Ranges, str], dict[str, Draw]], name: str) -> list[_Draws]:
+        """Recipes for the steps of a sample."""
+        count = 1 if self._function.state is None else STEPS
+        places = [f"{self._function.name}@{self._bucket.label}/{name}/{number}" for number in range(count)]
+        return [draw(self._signature, self._bucket, self._known.ranges, place) for place in places]
+
+    def sample(
+        self, name: str, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, Arrays]], outputs: Sequence[Arrays]
+    ) -> Sample:
+        """A sample whose outputs are `outputs` and whose states are those of `runs`."""
+        tensors = arrays(recipes)
+        steps = tuple(
+            Step(
+                draws=each,
+                outputs={key: Expected.of(array) for key, array in expected.items()},
+                state={key: Expected.of(array) for key, array in state.items()},
+                inputs=inputs,
+            )
+            for each, inputs, expected, (_, state) in zip(recipes, tensors, outputs, runs, strict=True)
+        )
+        return Sample(name, self._sizes(tensors[0]), steps)
+
+    def check_neighbours(self, full: Arrays, single: Arrays, row: int) -> None:
+        """Raises ModelError where the first answer of a row alone is not its answer among others."""
+        sizes = {**self._bucket.mapping(), str(self._signature.batch): 1}
+        among = faults.row_of(self._signature, self._signature.outputs, full, row, sizes)
+        found = faults.compare([{key: single[key] for key in among}], [among], self._known.rounding)
+        if found:
+            raise faults.neighbours(self._function.name, self._bucket.label, found)
+
+    def unpadded(
+        self, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, Arrays]], thorough: bool
+    ) -> list[Arrays]:
+        """The outputs to expect of a sample that `runs` answered padded: those of unpadded runs, if thorough.
+
+        Where rows differ in length, the longest and the shortest are compared alone, each at its own length, and the
+        outputs of the padded run are kept: what they hold past a row's length is nobody's to say.
+
+        Raises:
+          ModelError: the two disagree.
+        """
+        padded = [outputs for outputs, _ in runs]
+        if not thorough:
+            return padded
+        tensors = arrays(recipes)
+        try:
+            references = self._references(tensors)
+        except Exception as error:  # the model's own code, at sizes that no bucket has
+            sizes = ",".join(f"{dim}={size}" for dim, size in self._sizes(tensors[0]).items())
+            emit(
+                Notice(
+                    f"{self._function.name} does not run unpadded at {sizes}, so whether padding to "
+                    f"{self._bucket.label} changes its outputs is not known: {type(error).__name__}: {error}",
+                    level="warning",
+                )
+            )
+            return padded
+        found = self._disagreements(references, padded)
+        if found:
+            dims = self._culprits(references, tensors)
+            raise faults.padding(self._function.name, self._bucket.label, found, dims, self._signature)
+        (first, *_) = references
+        return list(first.outputs) if first.row is None else padded
+
+    def _references(self, tensors: Sequence[Arrays]) -> list[_Reference]:
+        dim = draws.ragged_dim(self._signature)
+        lengths = next((tensors[0][name] for name, each in self._signature.lengths.items() if each == dim), None)
+        if dim is None or lengths is None or len(set(lengths.tolist())) < 2:
+            return [_Reference(None, {}, tuple(outputs for outputs, _ in self.source.chain(tensors, None)))]
+        references: list[_Reference] = []
+        for row in (0, len(lengths) - 1):
+            sizes = {**self._sizes(tensors[0]), str(self._signature.batch): 1, dim: int(lengths[row])}
+            alone = faults.row_of(self._signature, self._signature.inputs, tensors[0], row, sizes, every=True)
+            outputs, _ = self.source.run(alone, None, self.source.initial_state())
+            references.append(_Reference(row, sizes, (outputs,)))
+        return references
+
+    def _disagreements(self, references: Sequence[_Reference], padded: Sequence[Arrays]) -> list[faults.Fault]:
+        found: list[faults.Fault] = []
+        for reference in references:
+            if reference.row is None:
+                found += faults.compare(reference.outputs, padded, self._known.rounding)
+                continue
+            ours = faults.row_of(self._signature, self._signature.outputs, padded[0], reference.row, reference.sizes)
+            theirs = {key: reference.outputs[0][key] for key in ours}
+            found += faults.compare([theirs], [ours], self._known.rounding)
+        return found
+
+    def _culprits(self, references: Sequence[_Reference], tensors: Sequence[Arrays]) -> list[str]:
+        """The dimensions that change the outputs when they alone are padded; all, where none does."""
+        true = self._sizes(tensors[0])
+        dims = [dim for dim, size in self._bucket.sizes if true[dim] < size]
+        culprits: list[str] = []
+        for dim in dims:
+            runs = self.source.chain(tensors, Bucket.of(**{**true, dim: self._bucket[dim]}))
+            if self._disagreements(references, [outputs for outputs, _ in runs]):
+                culprits.append(dim)
+        return culprits or dims
+
+    def _sizes(self, tensors: Arrays) -> dict[str, int]:
+        return dict(check(self._signature, tensors).sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Outputs, step by step, of an unpadded run: of the whole sample, or of one row of `sizes`."""
+
+    row: int | None
+    sizes: Mapping[str, int]
+    outputs: tuple[Arrays, ...]
+
+
+def arrays(recipes: Sequence[_Draws]) -> list[Arrays]:
+    """The inputs that recipes describe, step by step."""
+    return [{name: draw.array() for name, draw in each.items()} for each in recipes]
+
+
+def _working_ranges(
+    source: Source, bucket: Bucket, ranges: Ranges, rounding: Mapping[str, Mapping[str, Rounding]]
+) -> Ranges:
+    """The widest ranges tried for which no output is NaN; the first where none does. Calls the function twice at least.
+
+    Raises:
+      ModelError: the two calls disagree.
+    """
+    function = source.function
+
+    def answer(tried: Ranges) -> Arrays:
+        recipe = draws.full(function.signature, bucket, tried, f"{function.name}@{bucket.label}/ranges")
+        return source.run(arrays([recipe])[0], bucket, source.initial_state())[0]
+
+    first = answer(ranges)
+    if found := faults.compare([first], [answer(ranges)], rounding):
+        raise faults.chance(function.name, bucket.label, found)
+    if not _has_nan(first):
+        return ranges
+    for tried in ranges.narrower():
+        if not _has_nan(answer(tried)):
+            return tried
+    emit(
+        Notice(
+            f"outputs of {function.name} hold NaN for all golden inputs that were tried; where they do, parity shows "
+            "only that the wrappers give NaN too",
+            level="warning",
+        )
+    )
+    return ranges
+
+
+def _has_nan(outputs: Arrays) -> bool:
+    return any(np.isnan(_wide(array)).any() for array in outputs.values())
+
+
+def _relative_difference(low: Sequence[Arrays], exact: Sequence[Arrays]) -> float:
+    """The largest difference of any output, relative to the exact output's scale; non-finite elements are left out."""
+    largest = 0.0
+    for ours, theirs in zip(low, exact, strict=True):
+        for name, array in ours.items():
+            apart = np.abs(_wide(array) - _wide(theirs[name]))
+            largest = max(largest, float(np.max(apart[np.isfinite(apart)], initial=0.0)) / scale_of(theirs[name]))
+    return largest
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

@@ -1,0 +1,89 @@
+"""The source function run op by op: no fusion, no rewriting by a compiler, highest matmul precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from servax.core.tensors import TensorSpec
+from servax.core.trees import Tree, flatten
+from servax.model.function import Function
+from servax.stages.buckets import Bucket
+from servax.stages.padding import check, cut, pad
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+
+STATE = "state/"
+"""Before a state's name, where outputs and state stand beside one another."""
+
+
+class Source:
+    """A function with its parameters, run on the device that holds them.
+
+    Control flow runs in Python: a `scan` of n steps costs n times its body.
+
+    Attributes:
+      function: with its outputs inferred.
+    """
+
+    def __init__(self, function: Function, params: Tree) -> None:
+        self.function = function
+        self._params = params
+        leaves = [leaf for leaf in flatten(params).values() if isinstance(leaf, jax.Array)]
+        self._device = next(iter(leaves[0].devices())) if leaves else None
+
+    def initial_state(self) -> Arrays:
+        """Zeros for every tensor of the state; empty for a stateless function."""
+        return {spec.name: np.zeros(spec.concrete({}), spec.numpy_dtype) for spec in self.function.state or ()}
+
+    def run(self, tensors: Mapping[str, Array], bucket: Bucket | None, state: Arrays) -> tuple[Arrays, Arrays]:
+        """Outputs cut to the tensors' own sizes, and the new state, of a run padded up to `bucket`.
+
+        Without a bucket it runs at the tensors' own sizes, unpadded.
+        """
+        signature = self.function.signature
+        checked = check(signature, tensors)
+        bucket = Bucket.of(**checked.sizes) if bucket is None else bucket
+        names = sorted(spec.name for spec in signature.inputs)
+        padded = dict(zip(names, pad(signature, bucket, checked), strict=True))
+        with jax.disable_jit(), jax.default_matmul_precision("highest"):
+            inputs = {name: jax.device_put(array, self._device) for name, array in padded.items()}
+            # A copy: a state that aliased our array on the CPU would change under the caller.
+            before = {name: jax.device_put(array.copy(), self._device) for name, array in state.items()}
+            after, outputs = self.function.call(
+                self._params, before if self.function.state is not None else None, inputs
+            )
+        flat = [np.asarray(outputs[spec.name]) for spec in sorted(signature.outputs, key=lambda spec: spec.name)]
+        return cut(signature, checked.sizes, flat), {name: np.array(array) for name, array in (after or {}).items()}
+
+    def chain(self, steps: Sequence[Mapping[str, Array]], bucket: Bucket | None) -> list[tuple[Arrays, Arrays]]:
+        """`run` for one step after another, from the initial state."""
+        state = self.initial_state()
+        results: list[tuple[Arrays, Arrays]] = []
+        for tensors in steps:
+            outputs, state = self.run(tensors, bucket, state)
+            results.append((outputs, state))
+        return results
+
+    def jaxpr(self, bucket: Bucket) -> tuple[Any, dict[str, int], list[str]]:
+        """The closed jaxpr at a bucket, the position of each input among its arguments, and its results' names.
+
+        Traced at the precision that programs are traced at, not at the highest.
+        """
+        sizes = bucket.mapping()
+
+        def shaped(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+            return {spec.name: jax.ShapeDtypeStruct(spec.concrete(sizes), spec.numpy_dtype) for spec in specs}
+
+        state = None if self.function.state is None else shaped(self.function.state)
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), dict(self._params))
+        inputs = shaped(self.function.signature.inputs)
+        traced = jax.make_jaxpr(self.function.call, return_shape=True)
+        jaxpr, (after, outputs) = traced(params, state, inputs)
+        first = len(jax.tree.leaves(params)) + len(state or ())
+        positions = {name: first + number for number, name in enumerate(sorted(inputs))}
+        return jaxpr, positions, [*(STATE + name for name in sorted(after or {})), *sorted(outputs)]
