@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from servax.stages.constants import check_constants, check_exportable
     from servax.stages.fingerprint import Fingerprint
     from servax.stages.padding import CheckedTensors, check, cut, pad
-    from servax.stages.pipeline import Stages, compile, lower, run_parallel, trace, trace_function
-    from servax.stages.report import StageReport
+    from servax.stages.pipeline import StageReport, Stages, compile, lower, run_parallel, trace, trace_function
 
 __all__ = [
     "Bucket",
@@ -42,7 +41,7 @@ __getattr__, __dir__ = exports(
         "BucketGrid": "buckets",
         "CheckedTensors": "padding",
         "Fingerprint": "fingerprint",
-        "StageReport": "report",
+        "StageReport": "pipeline",
         "Stages": "pipeline",
         "check": "padding",
         "check_constants": "constants",

@@ -27,7 +27,7 @@ Source = bytes | str | jax.stages.Lowered
 # https://mlir.llvm.org/docs/BytecodeFormat/. A portable artifact's producer is the version of StableHLO it is for.
 _HEADER = re.compile(rb"ML\xefR[\x00-\xff]StableHLO_v(\d+\.\d+\.\d+)\x00")
 
-_STRUCTURE = {"builtin.module", "func.func", "func.return", "stablehlo.return"}
+_STRUCTURE = {"builtin.module", "func.func", "func.return", "stablehlo.return", "sdy.mesh"}
 
 
 def text(source: Source) -> str:
@@ -44,8 +44,8 @@ def operations(source: Source) -> dict[str, int]:
     """How often each operation stands in the module, most frequent first.
 
     Names carry their dialect (`stablehlo.dot_general`), custom calls their target
-    (`stablehlo.custom_call lapack_sgetrf_ffi`). A function that is called twice counts once; modules, functions and
-    returns are not counted.
+    (`stablehlo.custom_call lapack_sgetrf_ffi`). A function that is called twice counts once; modules, meshes,
+    functions and returns are not counted.
     """
     counter = Counter(_name(operation) for operation in _walk(source) if operation.name not in _STRUCTURE)
     return dict(sorted(counter.items(), key=lambda item: (-item[1], item[0])))
