@@ -1,0 +1,56 @@
+"""Plain functions of parameters: `f(params, **inputs)`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from servax.core.trees import KeyPath, Tree
+from servax.model.adapter import NetFunction, call_signature
+from servax.model.layout import Layout, abstract_leaf
+
+
+class PlainAdapter:
+    """A function whose parameters are any pytree: an example of it, a factory, or what a checkpoint holds."""
+
+    kind = "plain"
+
+    def __init__(self, source: Callable[..., Any], params: Any) -> None:
+        self.name = getattr(source, "__name__", type(source).__name__)
+        self.signature = call_signature(source, skip=1)
+        self.predict: NetFunction = source
+        self._layout: Layout | None = None
+        self._abstract: dict[str, Any] | None = None
+        if params is not None:
+            self._adopt(jax.eval_shape(params) if callable(params) else params)
+
+    def abstract(self) -> Tree | None:
+        return self._abstract
+
+    def defaults(self) -> dict[KeyPath, np.ndarray]:
+        return {}
+
+    def random(self) -> tuple[KeyPath, ...]:
+        return ()
+
+    def run(self, params: Tree, function: NetFunction, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Any:
+        net = params if self._layout is None else self._layout.restore(params)
+        return function(net, *arguments, **inputs)
+
+    def canonical(self, live: Any) -> dict[str, Any]:
+        layout = Layout.of(live)
+        return layout.nested(layout.take(live))
+
+    def bind(self, structure: Tree) -> PlainAdapter:
+        """The same function over parameters of this structure."""
+        bound = copy.copy(self)
+        bound._abstract = dict(structure)
+        return bound
+
+    def _adopt(self, params: Any) -> None:
+        self._layout = Layout.of(params)
+        self._abstract = self._layout.nested([abstract_leaf(leaf) for leaf in self._layout.take(params)])
