@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from etils import epath
 
 from servax.core.errors import ArtifactUnavailable, PlatformError, ServaxError
 from servax.stages.buckets import Bucket
@@ -25,6 +26,9 @@ from servax.targets.tensorfile import tensors_from_bytes, tensors_to_bytes
 REPORT = "report.jsonl"
 
 Array = np.ndarray[Any, Any]
+
+
+Setting = bool | int | float | str | None
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -56,6 +60,7 @@ class Job(msgspec.Struct, frozen=True):
       results: folder to write into; exists.
       cases: the buckets.
       model: `MODEL.py:NAME`, for `jit` only.
+      settings: of `jax.config`, as they hold in the parent.
     """
 
     target: str
@@ -64,6 +69,7 @@ class Job(msgspec.Struct, frozen=True):
     results: str
     cases: tuple[Case, ...]
     model: str | None = None
+    settings: dict[str, Setting] = {}
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -91,7 +97,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Unproven(msgspec.Struct, frozen=True, tag="unproven"):
-    """A case cannot run on this machine."""
+    """A case cannot run on this machine: it lacks the platform."""
+
+    function: str
+    bucket: str
+    reason: str
+
+
+class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
+    """A case cannot run from this bundle: its artifact is missing, damaged, or made for another machine."""
 
     function: str
     bucket: str
@@ -105,7 +119,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     versions: dict[str, str]
 
 
-Line = Started | Answered | Failed | Unproven | Finished
+Line = Started | Answered | Failed | Unproven | Unavailable | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +142,7 @@ class Part(Protocol):
 
         Raises:
           PlatformError: this machine lacks the job's platform; the case is unproven.
-          ArtifactUnavailable: the part is there but not for this machine; the case is unproven.
+          ArtifactUnavailable: the bundle has nothing for this case that this machine can use.
         """
         ...
 
@@ -155,12 +169,15 @@ def main(arguments: Sequence[str], open_part: Callable[[Job], Part]) -> int:
         try:
             part = part or open_part(job)
             answering = part.load(case.function, Bucket.parse(case.bucket))
-            golden = from_bytes(Path(case.golden).read_bytes(), case.golden)
+            golden = from_bytes(epath.Path(case.golden).read_bytes(), case.golden)
             tensors: dict[str, Array] = {}
             for sample in golden.samples:
                 tensors |= answer_tensors(sample.name, answering(sample))
-        except (PlatformError, ArtifactUnavailable) as error:
+        except PlatformError as error:
             append(job, Unproven(case.function, case.bucket, error.sentence()))
+            continue
+        except ArtifactUnavailable as error:
+            append(job, Unavailable(case.function, case.bucket, error.sentence()))
             continue
         except Exception as error:  # each becomes a verdict; the child must live on for the other cases
             traceback.print_exc()

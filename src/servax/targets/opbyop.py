@@ -13,12 +13,10 @@ from servax.core.trees import Tree, flatten
 from servax.model.function import Function
 from servax.stages.buckets import Bucket
 from servax.stages.padding import check, cut, pad
+from servax.targets.samples import STATE
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-
-STATE = "state/"
-"""Before a state's name, where outputs and state stand beside one another."""
 
 
 class Source:

@@ -24,6 +24,9 @@ LIMIT = 16 * 2**20
 SAMPLED = 4096
 """Elements that are kept of an output whose file would exceed `LIMIT`."""
 
+STATE = "state/"
+"""Before a state's name, where outputs and state stand beside one another."""
+
 Array = np.ndarray[Any, Any]
 
 
