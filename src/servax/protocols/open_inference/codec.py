@@ -1,0 +1,178 @@
+"""Tensors of the Open Inference Protocol (KServe V2) in JSON: datatype names, JSON -> NumPy and back.
+
+Flat (row-major) and nested `data` are both read. JSON has no NaN and no infinities: they are written, and read, as
+the strings "NaN", "Infinity" and "-Infinity", as Protocol Buffers' JSON mapping has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from servax.core.errors import InvalidInput
+from servax.core.tensors import dtype_of
+
+DATATYPES = {
+    "bool": "BOOL",
+    **{f"{kind}{bits}": f"{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "string": "BYTES",
+}
+"""dtype -> datatype, for the dtypes that the protocol has a name for."""
+
+DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+
+_NOT_IN_JSON = {"FP16", "BF16"}
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_FLAT: dict[str, msgspec.json.Decoder[Any]] = {
+    "b": msgspec.json.Decoder(list[bool]),
+    "i": msgspec.json.Decoder(list[int]),
+    "u": msgspec.json.Decoder(list[int]),
+    "f": msgspec.json.Decoder(list[float]),
+    "O": msgspec.json.Decoder(list[str]),
+}
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_TYPES: dict[str, type | tuple[type, ...]] = {"b": bool, "i": int, "u": int, "f": (int, float), "O": str}
+_NAMES = {"b": "true or false", "i": "integers", "u": "integers", "f": "numbers", "O": "strings"}
+
+
+def datatype_of(dtype: str) -> str:
+    """The datatype of a dtype's name; the dtype's own name where the protocol has none."""
+    return DATATYPES.get(dtype, dtype)
+
+
+def decode(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> np.ndarray[Any, Any]:
+    """The array that a JSON tensor holds; text becomes an object array of str.
+
+    Args:
+      name: of the tensor, for errors.
+      datatype: as sent.
+      shape: as sent.
+      data: the JSON text of `data`.
+
+    Raises:
+      InvalidInput: the datatype is unknown or does not travel in JSON, or the data do not fit datatype and shape.
+    """
+    if datatype not in DTYPES:
+        raise InvalidInput(
+            f"tensor {name!r} has an unknown datatype",
+            where=name,
+            seen=datatype,
+            expected="one of " + ", ".join(DTYPES),
+        )
+    require_json(name, datatype)
+    dtype = dtype_of(DTYPES[datatype])
+    if any(size < 0 for size in shape):
+        raise InvalidInput(f"tensor {name!r} has a negative size", where=name, seen=f"shape {list(shape)}")
+    count = math.prod(shape)
+    try:
+        values: list[Any] = _FLAT[dtype.kind].decode(data)
+    except msgspec.ValidationError:
+        values = [_value(name, item, dtype.kind, datatype) for item in _flattened(name, _ANY.decode(data), shape)]
+    if len(values) != count:
+        raise InvalidInput(
+            f"tensor {name!r} has the wrong number of values",
+            where=name,
+            seen=f"{len(values)} values",
+            expected=f"{count} for shape {list(shape)}",
+        )
+    return _array(name, values, dtype, datatype).reshape(shape)
+
+
+def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
+    """The flat `data` of an array, in row-major order.
+
+    Raises:
+      InvalidInput: the dtype does not travel in JSON.
+    """
+    require_json(name, datatype_of(array.dtype.name))
+    values: list[Any] = array.ravel().tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return [value if math.isfinite(value) else _text(value) for value in values]
+    if array.dtype.kind in "OUS":
+        return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    return values
+
+
+def require_json(name: str, datatype: str) -> None:
+    """Raises InvalidInput where a datatype does not travel in JSON, saying what to do."""
+    if datatype in _NOT_IN_JSON:
+        raise InvalidInput(
+            f"tensor {name!r} is {datatype}, which the Open Inference Protocol does not carry in JSON",
+            where=name,
+            seen=datatype,
+            expected="FP32 or another datatype with a JSON form",
+            remedy="cast it inside the function (`x.astype(jnp.float32)`), or ask for other tensors by `outputs`",
+        )
+    if datatype not in DTYPES:
+        raise InvalidInput(
+            f"tensor {name!r} has a dtype that the Open Inference Protocol has no name for",
+            where=name,
+            seen=datatype,
+            expected="one of " + ", ".join(DATATYPES),
+            remedy="convert it inside the function",
+        )
+
+
+def _flattened(name: str, value: Any, shape: Sequence[int]) -> list[Any]:
+    """Values in row-major order of data that are nested as the shape says, or flat."""
+    if not isinstance(value, list):
+        raise InvalidInput(
+            f"the data of tensor {name!r} are not a list", where=name, seen=type(value).__name__, expected="a list"
+        )
+    rows: list[Any] = [value]
+    if not any(isinstance(item, list) for item in value):
+        return value
+    for axis, size in enumerate(shape):
+        if wrong := sorted({len(row) if isinstance(row, list) else 0 for row in rows} - {size}):
+            raise InvalidInput(
+                f"the data of tensor {name!r} are not nested as its shape says",
+                where=name,
+                seen=f"{', '.join(map(str, wrong[:8]))} values at axis {axis}",
+                expected=f"{size} for shape {list(shape)}, or flat data",
+            )
+        rows = list(chain.from_iterable(rows))
+    return rows
+
+
+def _value(name: str, item: Any, kind: str, datatype: str) -> Any:
+    if kind == "f" and isinstance(item, str) and item in _NON_FINITE:
+        return _NON_FINITE[item]
+    if isinstance(item, _TYPES[kind]) and (kind == "b" or not isinstance(item, bool)):
+        return item
+    raise InvalidInput(
+        f"tensor {name!r} holds a value that is not of its datatype",
+        where=name,
+        seen=f"{item!r:.80}" if item is not None else "null",
+        expected=f"{datatype}: {_NAMES[kind]}",
+    )
+
+
+def _array(name: str, values: list[Any], dtype: np.dtype, datatype: str) -> np.ndarray[Any, Any]:
+    if dtype.kind == "O":
+        array = np.empty(len(values), object)
+        array[:] = values
+        return array
+    try:
+        with np.errstate(over="raise"):
+            return np.array(values, dtype)
+    except (OverflowError, FloatingPointError):
+        seen = max(values, key=abs)
+        raise InvalidInput(
+            f"tensor {name!r} holds a value out of the range of its datatype",
+            where=name,
+            seen=str(seen),
+            expected=datatype,
+        ) from None
+
+
+def _text(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,113 @@
+"""The application that answers HTTP, for one servable or several; it can be mounted in a service of the user's own.
+
+Alone it serves `/v2/...`, `/metrics`, `/openapi.json` and `/`. Mounted at a path that ends in `/v2`, what stands
+below `/v2` is found right there: `app.mount("/v2", servable.app)` gives `/v2/models/NAME/infer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import servax
+from servax.protocols.dataplane import DataPlane
+from servax.protocols.open_inference.rest import DEFAULT_MAX_BODY, OpenInference, Receive, Scope, Send
+from servax.runtime.servable import Servable
+from servax.server.metrics import Metrics
+from servax.server.openapi import describe
+
+
+class App:
+    """An ASGI application over a data plane.
+
+    Attributes:
+      plane: the models it serves.
+    """
+
+    def __init__(self, plane: DataPlane, *, max_body: int = DEFAULT_MAX_BODY) -> None:
+        self.plane = plane
+        self._metrics = Metrics(plane)
+        self._v2 = OpenInference(plane, version=servax.__version__, max_body=max_body)
+        self._pages = Starlette(
+            routes=[
+                Route("/", self._index),
+                Route("/metrics", self._scrape),
+                Route("/openapi.json", self._openapi),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path, root = below(scope)
+            if path == "/v2" or path.startswith("/v2/"):
+                await self._v2.handle(path[3:], scope, receive, send)
+                return
+            if root.endswith("/v2"):
+                await self._v2.handle(path, scope, receive, send)
+                return
+        await self._pages(scope, receive, send)
+
+    async def _index(self, request: Request) -> Response:
+        models = [
+            {
+                "name": status.name,
+                "version": status.version,
+                "state": status.state.value,
+                "functions": {
+                    name: {
+                        "inputs": {spec.name: spec.text() for spec in signature.inputs},
+                        "outputs": {spec.name: spec.text() for spec in signature.outputs},
+                    }
+                    for name, signature in self.plane.get(status.name).signatures.items()
+                },
+                "metadata": f"{_base(request)}/v2/models/{status.name}",
+                "infer": f"{_base(request)}/v2/models/{status.name}/infer",
+            }
+            for status in self.plane.list()
+        ]
+        links = {name: f"{_base(request)}{path}" for name, path in _LINKS.items()}
+        return _json({"name": "servax", "version": servax.__version__, "models": models, **links})
+
+    async def _scrape(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=self._metrics.content_type)
+
+    async def _openapi(self, request: Request) -> Response:
+        return _json(describe(self.plane, servax.__version__))
+
+
+_LINKS = {"ready": "/v2/health/ready", "metrics": "/metrics", "openapi": "/openapi.json"}
+
+
+def create_app(source: DataPlane | Servable | Iterable[Servable], *, max_body: int = DEFAULT_MAX_BODY) -> App:
+    """The application for a servable, for several, or for a data plane that others fill."""
+    return App(plane_of(source), max_body=max_body)
+
+
+def plane_of(source: DataPlane | Servable | Iterable[Servable]) -> DataPlane:
+    """The data plane that these make."""
+    if isinstance(source, DataPlane):
+        return source
+    return DataPlane([source] if isinstance(source, Servable) else source)
+
+
+def below(scope: Scope) -> tuple[str, str]:
+    """The part of a request's path below where this application is mounted, and where that is."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+        return path[len(root) :], root
+    return path, root
+
+
+def _base(request: Request) -> str:
+    return str(request.base_url).rstrip("/")
+
+
+def _json(message: Any) -> Response:
+    return Response(msgspec.json.encode(message), media_type="application/json")

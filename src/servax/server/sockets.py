@@ -1,0 +1,45 @@
+"""A listening socket, bound before anything slow begins, so that a taken port is known at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from servax.core.errors import StartupError
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at `host` and `port`; port 0 picks a free one.
+
+    Raises:
+      StartupError: the port is taken, or the address is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise StartupError("the address cannot be listened at", where=f"{host}:{port}", seen=str(error)) from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        taken = error.errno == errno.EADDRINUSE
+        raise StartupError(
+            "the port is taken by another process" if taken else "the address cannot be listened at",
+            where=f"{host}:{port}",
+            seen=error.strerror or str(error),
+            remedy="stop that process, choose another port, or let port 0 pick a free one" if taken else None,
+        ) from error
+    return listening
+
+
+def url_of(listening: socket.socket) -> str:
+    """The URL at which a listening socket is reached from this machine."""
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
