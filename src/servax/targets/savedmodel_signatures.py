@@ -1,0 +1,210 @@
+"""From an export to a signature of a SavedModel: JAX's module inside a TensorFlow function, parameters as variables.
+
+`jax2tf.convert` wraps the call of an export in an XlaCallModule operation. JAX serializes the module in it for the
+StableHLO of four weeks ago, which a released TensorFlow is too old for. So it is serialized once more, for the version
+that the TensorFlow which will read it knows, while the function is still being traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servax.core import trees
+from servax.core.errors import BuildError, ModelError
+from servax.core.tensors import Signature
+from servax.core.trees import KeyPath, Tree
+from servax.stages.buckets import STATIC, Bucket
+from servax.targets.savedmodel_tensorflow import Consumer, load_tensorflow
+
+_JAXLIB_KERNELS = ("lapack_", "tridiagonal_", "cpu_csr_")
+"""How the names begin of the CPU kernels that jaxlib brings (`jaxlib.lapack`, `jaxlib.cpu_sparse`)."""
+
+_NO_DLPACK = ("int2", "uint2", "int4", "uint4", "float4", "float8")
+"""How the names begin of dtypes that JAX or TensorFlow does not exchange through DLPack."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedFunction:
+    """An export as a TensorFlow function.
+
+    Attributes:
+      function: the `tf.function`, compiled by XLA.
+      concrete: its one trace, which is what a SavedModel keeps.
+    """
+
+    function: Any
+    concrete: Any
+
+
+def tensor_name(name: str) -> str:
+    """The name of an input or output in a SavedModel: dots, which TensorFlow's names cannot have, as underscores."""
+    return name.replace(".", "_")
+
+
+def signature_name(function: str, bucket: Bucket | None) -> str:
+    """`predict` where no bucket is meant, or a function has no named dimensions; else `predict_batch_8_length_32`."""
+    if bucket is None or bucket.label == STATIC:
+        return function
+    return f"{function}_{re.sub('[=,]', '_', bucket.label)}"
+
+
+def check_names(function: str, signature: Signature) -> None:
+    """Refuses tensors that a SavedModel could not tell apart.
+
+    Raises:
+      ModelError: lists all names that are equal once dots are underscores.
+    """
+    clashes: list[str] = []
+    for kind, specs in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+        renamed: dict[str, list[str]] = {}
+        for spec in specs:
+            renamed.setdefault(tensor_name(spec.name), []).append(spec.name)
+        clashes += [f"{kind} {', '.join(names)} are all {new}" for new, names in renamed.items() if len(names) > 1]
+    if clashes:
+        raise ModelError(
+            "two tensors would have one name in a SavedModel, which writes dots as underscores",
+            where=f"function {function}",
+            seen="; ".join(clashes),
+            remedy="rename one of each",
+        )
+
+
+def unfit(exported: Any, custom_calls: Sequence[str]) -> str | None:
+    """Why TensorFlow cannot run an export, or None."""
+    if exported.nr_devices != 1:
+        return f"its program spans {exported.nr_devices} devices, and a signature runs on one"
+    if kernels := [name for name in custom_calls if name.startswith(_JAXLIB_KERNELS)]:
+        return (
+            f"it calls {', '.join(kernels)}, linear algebra that is part of jaxlib and that TensorFlow does not have; "
+            "serve it through aot or export, or compute it without jnp.linalg and jax.scipy.linalg"
+        )
+    return None
+
+
+def variables(params: Tree) -> dict[KeyPath, Any]:
+    """A `tf.Variable` for each leaf; over the leaf's own memory where that is a jax.Array's on the host."""
+    tf = load_tensorflow()
+    return {
+        path: tf.Variable(_tensor(leaf), trainable=False, name=re.sub("[^A-Za-z0-9_./-]", "_", trees.path_text(path)))
+        for path, leaf in trees.flatten(params).items()
+    }
+
+
+@contextlib.contextmanager
+def exporting_for(target: Consumer) -> Generator[None]:
+    """JAX's settings while exports are converted: all dtypes as they are, and a calling convention the target reads.
+
+    Raises:
+      BuildError: this JAX writes no calling convention that old.
+    """
+    import jax
+    import jax.export
+
+    oldest = jax.export.minimum_supported_calling_convention_version
+    if target.call_module < oldest:
+        raise BuildError(
+            f"this JAX makes no module that TensorFlow {target.tensorflow} runs",
+            seen=f"jax {jax.__version__} writes calling convention {oldest} and later",
+            expected=f"{target.call_module} or earlier",
+            remedy="use a newer TensorFlow, or an older JAX",
+        )
+    before: int = jax.config.read("jax_export_calling_convention_version")
+    jax.config.update("jax_export_calling_convention_version", min(before, target.call_module))
+    try:
+        # 64-bit mode takes arguments in the dtypes they have; without it jax2tf would narrow those of 64-bit exports.
+        with jax.enable_x64(True):
+            yield
+    finally:
+        jax.config.update("jax_export_calling_convention_version", before)
+
+
+def convert(exported: Any, name: str, parameters: Mapping[KeyPath, Any], target: Consumer) -> ConvertedFunction:
+    """An export as a function over named tensors, at the export's own shapes, symbolic ones free.
+
+    Args:
+      exported: a `jax.export.Exported` of `f(params, inputs)`.
+      name: of the function, for TensorFlow's graph.
+      parameters: the variables that stand for `params`.
+      target: decides the version of StableHLO.
+
+    Raises:
+      BuildError: the module cannot be expressed in that version.
+    """
+    import jax
+    from jax.experimental import jax2tf
+
+    tf = load_tensorflow()
+    avals: Any = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][1]
+    shapes: Any = jax.tree.unflatten(exported.in_tree, [str(aval.shape) for aval in exported.in_avals])[0]
+    converted = jax2tf.convert(
+        jax.jit(exported.call),
+        polymorphic_shapes=shapes,
+        with_gradient=False,
+        native_serialization_platforms=exported.platforms,
+    )
+    nested = trees.unflatten(parameters)
+
+    def call(**tensors: Any) -> dict[str, Any]:
+        outputs = converted(nested, {each: tensors[tensor_name(each)] for each in avals})
+        _serialize_for(target.stablehlo, tf.compat.v1.get_default_graph())
+        return {tensor_name(each): tensor for each, tensor in outputs.items()}
+
+    call.__name__ = name
+    function = tf.function(call, autograph=False, jit_compile=True)
+    specs = {
+        tensor_name(each): tf.TensorSpec(
+            [size if isinstance(size, int) else None for size in aval.shape], aval.dtype, tensor_name(each)
+        )
+        for each, aval in avals.items()
+    }
+    return ConvertedFunction(function, function.get_concrete_function(**specs))
+
+
+def lowers(converted: ConvertedFunction, signature: Signature, bucket: Bucket) -> str | None:
+    """None where the installed TensorFlow brings the function down to XLA's form at a bucket's sizes, else its reason.
+
+    Runs nothing and compiles no machine code; TensorFlow works out the shapes of a polymorphic module only here.
+    """
+    tf = load_tensorflow()
+    sizes = bucket.mapping()
+    specs = {
+        tensor_name(spec.name): tf.TensorSpec(spec.concrete(sizes), spec.numpy_dtype, tensor_name(spec.name))
+        for spec in signature.inputs
+    }
+    try:
+        converted.function.experimental_get_compiler_ir(**specs)(stage="hlo")
+    except (tf.errors.OpError, ValueError) as error:
+        return str(error).strip().partition("\n")[0]
+    return None
+
+
+def _serialize_for(version: str, graph: Any) -> None:
+    from tensorflow.core.framework import attr_value_pb2
+
+    from servax.stages.stablehlo import for_version
+
+    protobuf: Any = attr_value_pb2  # generated when it is imported, so its names are not seen before
+    for operation in graph.get_operations():
+        if operation.type == "XlaCallModule":
+            module = for_version(operation.get_attr("module"), version)
+            # TensorFlow offers no public way to change an attribute; gradient code in and around it uses this one.
+            operation._set_attr("module", protobuf.AttrValue(s=module))
+
+
+def _tensor(leaf: Any) -> Any:
+    import jax
+    import numpy as np
+
+    tf = load_tensorflow()
+    if (
+        isinstance(leaf, jax.Array)
+        and len(devices := leaf.devices()) == 1
+        and next(iter(devices)).platform == "cpu"
+        and not leaf.dtype.name.startswith(_NO_DLPACK)
+    ):
+        return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
+    return tf.convert_to_tensor(np.asarray(leaf))

@@ -1,0 +1,96 @@
+"""The TensorFlow that makes a SavedModel, and the one that will read it: what each version understands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from servax.core.errors import UsageError
+
+KNOWN = {
+    "2.19": ("1.9.1", 9),
+    "2.20": ("1.12.1", 10),
+    "2.21": ("1.13.7", 10),
+}
+"""TensorFlow -> the StableHLO and the XlaCallModule version it reads.
+
+Asked of the wheels tensorflow-cpu 2.19.1, 2.20.0 and 2.21.0 by the calls in `consumer`, and each proved by loading and
+calling a SavedModel that jax 0.12.0.1 made for it. 2.18 (StableHLO 1.7.3) does not read modules of jax 0.12, even when
+they are serialized for its version.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """The TensorFlow that will read a SavedModel.
+
+    Attributes:
+      tensorflow: its version: all of it where it is installed here, else as it was given (`2.21`).
+      stablehlo: the version of StableHLO that it reads.
+      call_module: the newest version of the XlaCallModule operation that it runs, which JAX calls the calling
+        convention.
+    """
+
+    tensorflow: str
+    stablehlo: str
+    call_module: int
+
+
+def load_tensorflow(*, gpu: bool = False) -> Any:
+    """The `tensorflow` module, imported with fewer start-up messages, and without taking a GPU from JAX.
+
+    Args:
+      gpu: leave GPUs to TensorFlow.
+
+    Raises:
+      UsageError: TensorFlow is not installed.
+    """
+    first = "tensorflow" not in sys.modules
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise UsageError(
+            "the saved_model target needs TensorFlow",
+            seen=f"{type(error).__name__}: {error}",
+            remedy="pip install 'servax[tensorflow]'",
+        ) from error
+    if first and not gpu:
+        # Whoever imported TensorFlow before us has decided about its devices.
+        tf.config.set_visible_devices([], "GPU")
+    return tf
+
+
+def consumer(tensorflow: str | None = None) -> Consumer:
+    """What the TensorFlow of a version reads; None, or the version that is installed here: asked of that one.
+
+    Raises:
+      UsageError: TensorFlow is not installed, or the version is neither the installed one nor known.
+    """
+    tf = load_tensorflow()
+    # No public interface says these two; JAX and TensorFlow's own converters ask in the same places.
+    import tensorflow.compiler.mlir.stablehlo.stablehlo as extension
+    from tensorflow.compiler.tf2xla.python import xla
+
+    stablehlo: Any = extension  # its names come from a library
+
+    installed: str = tf.__version__
+    if tensorflow is None or _minor(tensorflow) == _minor(installed):
+        return Consumer(
+            installed, str(stablehlo.get_current_version()), int(xla.call_module_maximum_supported_version())
+        )
+    if (known := KNOWN.get(_minor(tensorflow))) is None:
+        raise UsageError(
+            f"which StableHLO TensorFlow {tensorflow} reads is not known here",
+            seen=f"--tensorflow {tensorflow}; installed: {installed}",
+            expected=f"{', '.join(sorted({*KNOWN, _minor(installed)}))}",
+            remedy=f"name one of these, or run `servax build --from BUNDLE -t saved_model` where TensorFlow "
+            f"{tensorflow} is installed: it is then asked itself",
+        )
+    return Consumer(tensorflow, *known)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
