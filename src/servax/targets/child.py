@@ -38,7 +38,8 @@ class JaxPart:
           BundleError: the bundle, or a file of its parameters, is damaged.
         """
         for name, value in job.settings.items():
-            jax.config.update(name, value)
+            if getattr(jax.config, name, None) != value:
+                jax.config.update(name, value)
         self._job = job
         self._device = _device(job.platform)
         self._bundle = Bundle.open(job.bundle)
@@ -121,7 +122,6 @@ def _device(name: str) -> Device:
             f"JAX has no {name} device on this machine",
             seen=str(error).splitlines()[0],
             expected=name,
-            remedy="run servax verify there",
         ) from error
 
 

@@ -165,9 +165,9 @@ def main(arguments: Sequence[str], open_part: Callable[[Job], Part]) -> int:
     part: Part | None = None
     for case in job.cases:
         append(job, Started(case.function, case.bucket))
-        start = time.perf_counter()
         try:
             part = part or open_part(job)
+            start = time.perf_counter()
             answering = part.load(case.function, Bucket.parse(case.bucket))
             golden = from_bytes(epath.Path(case.golden).read_bytes(), case.golden)
             tensors: dict[str, Array] = {}

@@ -181,7 +181,8 @@ def settings() -> dict[str, Setting]:
     from servax.stages.fingerprint import SETTINGS
 
     found = {name: getattr(jax.config, name, jax.config.values.get(name)) for name in SETTINGS}
-    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
+    # None is most settings' default; an enumeration is set through another setting, or not at all.
+    return {name: value for name, value in found.items() if type(value) in (bool, int, float, str)}
 
 
 def report(proofs: Sequence[Proof]) -> bytes:
