@@ -39,10 +39,10 @@ def serve(
 def run(
     target: str,
     *,
-    host: str,
-    port: int,
-    drain_timeout: float,
-    max_body: int,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    drain_timeout: float = 30.0,
+    max_body: int = 64 * 2**20,
     load_options: Mapping[str, Any],
 ) -> int:
     """Serves a bundle, or `MODEL.py:NAME` with a checkpoint, until a signal; returns the exit code.

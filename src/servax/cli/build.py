@@ -54,20 +54,21 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Build a bundle from a model and a checkpoint, and prove every wrapper in it."""
-    from servax.workflow import build as workflow
+    from servax.workflow.build import build
+    from servax.workflow.extend import extend
 
     if parity not in ("corners", "full"):
         raise UsageError("--parity is neither corners nor full", seen=parity)
     with progress():
         if from_bundle is not None:
-            bundle = workflow.extend(from_bundle, targets=target or [], tensorflow=tensorflow, parity=parity)
+            bundle = extend(from_bundle, targets=target or [], tensorflow=tensorflow, parity=parity)
         elif model is None or output is None:
             raise UsageError(
                 "build needs a model and --output, or --from BUNDLE",
                 remedy="servax build net.py:model --checkpoint runs/gpt -o net.bundle",
             )
         else:
-            bundle = workflow.build(
+            bundle = build(
                 model,
                 output=output,
                 checkpoint=checkpoint,

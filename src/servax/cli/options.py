@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -57,14 +57,14 @@ CacheDir = Annotated[
 ]
 
 
-def parse_step(step: str | None) -> int | str | None:
+def parse_step(step: str | None) -> int | Literal["latest", "best"] | None:
     """`latest`, `best` or a number.
 
     Raises:
       UsageError: neither.
     """
-    if step is None or step in ("latest", "best"):
-        return step
+    if step is None or step in {"latest", "best"}:
+        return cast('Literal["latest", "best"] | None', step)
     if step.isdigit():
         return int(step)
     raise UsageError("--step is none of latest, best or a number", seen=step)

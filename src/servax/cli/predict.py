@@ -61,7 +61,7 @@ def command(
     ):
         outputs = servable.predict(function, **tensors) if function else servable.predict(**tensors)
     if output is not None:
-        np.savez(output, **outputs)
+        np.savez(output, allow_pickle=False, **outputs)
     if json:
         print_json({name: array.tolist() for name, array in outputs.items()})
     elif output is None:

@@ -21,6 +21,7 @@ from servax.core.errors import BundleError, UsageError
 from servax.targets.digests import digest_file, digest_files, sha256
 from servax.targets.manifest import FileRecord, Manifest
 from servax.targets.manifestfile import MANIFEST, REBUILD, read_manifest, write_manifest
+from servax.targets.verdicts import ParityReport
 
 PARAMETERS = "params"
 README = "README.md"
@@ -63,6 +64,11 @@ class Bundle:
     def fingerprints(self) -> dict[str, dict[str, str]]:
         """Fields of the fingerprints that the bundle has executables for, by id."""
         return {record.id: record.fields for record in self.manifest.fingerprints}
+
+    @property
+    def parity(self) -> ParityReport:
+        """What was proved of it: verdicts per target and platform, with numbers."""
+        return ParityReport(self.manifest.verdicts)
 
     def path(self, rel: str) -> epath.Path:
         """The path of a file of this bundle.
@@ -123,6 +129,11 @@ class Bundle:
                 )
         if faults:
             raise _damage(faults)
+
+
+def is_bundle(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a directory with a manifest."""
+    return (epath.Path(path).expanduser() / MANIFEST).exists()
 
 
 class BundleWriter:

@@ -8,9 +8,9 @@ from servax.core.lazy import exports
 
 if TYPE_CHECKING:
     from servax.workflow.build import build as build
-    from servax.workflow.build import extend as extend
     from servax.workflow.choose import choose as choose
     from servax.workflow.compile import compile_bundle as compile_bundle
+    from servax.workflow.extend import extend as extend
     from servax.workflow.load import load_bundle as load_bundle
     from servax.workflow.load import load_model as load_model
     from servax.workflow.verify import verify as verify
@@ -21,7 +21,7 @@ __getattr__, __dir__ = exports(
         "build": "build",
         "choose": "choose",
         "compile_bundle": "compile",
-        "extend": "build",
+        "extend": "extend",
         "load_bundle": "load",
         "load_model": "load",
         "verify": "verify",

@@ -1,0 +1,133 @@
+"""`servax.load`: one call for a model, a bundle, or a server's URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from servax.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from servax.checkpoint.steps import Step
+    from servax.model.model import Model
+    from servax.runtime.local import LocalServable
+    from servax.runtime.servable import Servable
+
+
+def load(
+    subject: Model | str | os.PathLike[str],
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    params: Any = None,
+    select: str | None = None,
+    step: Step | None = None,
+    item: str | None = None,
+    dtype: str | None = None,
+    buckets: Mapping[str, Sequence[int]] | Sequence[str] = (),
+    bucket_file: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    require: str | None = None,
+    platform: str | None = None,
+    executables: bool = True,
+    model: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Servable:
+    """A servable that is READY: every program has run, and no request compiles anything.
+
+    Args:
+      subject: a `servax.Model`, `MODEL.py:NAME`, a bundle's path, or `http://host:port` (a client of the same type).
+      checkpoint: for a model: an Orbax directory, safetensors or GGUF file. For a bundle: weights in place of its own.
+      params: for a model: a live module or tree of arrays in place of a checkpoint.
+      select: subtree of the checkpoint with the parameters.
+      step: step of a CheckpointManager directory: `latest`, `best` or a number.
+      item: item of a CheckpointManager checkpoint.
+      dtype: what floating parameters are cast to, e.g. `bfloat16`.
+      buckets: for a model: sizes by dimension, `{"batch": [1, 8]}`, or texts as `--bucket` takes them.
+      bucket_file: JSON with the buckets of each function.
+      name: the name it is served under.
+      require: the only wrapper that will do: `aot`, `export` or `jit`.
+      platform: the device it must run on: `cpu`, `cuda`, `tpu`.
+      executables: whether native code of a bundle may be loaded.
+      model: `MODEL.py:NAME` to fall back to when nothing in a bundle runs here.
+      cache_dir: persistent compilation cache, for a fast second start.
+
+    Raises:
+      UsageError: the arguments contradict one another.
+      ModelError, CheckpointError, BundleError, StartupError: what the model, the checkpoint, the bundle or this
+        machine lacks.
+    """
+    if isinstance(subject, str) and subject.startswith(("http://", "https://")):
+        from servax.protocols.client import connect
+
+        return connect(subject)
+    return load_local(
+        subject,
+        checkpoint=checkpoint,
+        params=params,
+        select=select,
+        step=step,
+        item=item,
+        dtype=dtype,
+        buckets=buckets,
+        bucket_file=bucket_file,
+        name=name,
+        require=require,
+        platform=platform,
+        executables=executables,
+        model=model,
+        cache_dir=cache_dir,
+    ).warm()
+
+
+def load_local(
+    subject: Model | str | os.PathLike[str],
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    params: Any = None,
+    select: str | None = None,
+    step: Step | None = None,
+    item: str | None = None,
+    dtype: str | None = None,
+    buckets: Mapping[str, Sequence[int]] | Sequence[str] = (),
+    bucket_file: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    require: str | None = None,
+    platform: str | None = None,
+    executables: bool = True,
+    model: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> LocalServable:
+    """As `load`, for a model or a bundle; programs are loaded but have not run: call `warm`."""
+    from servax.targets.bundle import is_bundle
+    from servax.workflow.load import LoadOptions, load_bundle, load_model
+    from servax.workflow.source import CheckpointChoice, bucket_texts
+
+    options = LoadOptions(
+        name=name,
+        require=require,
+        platform=platform,
+        executables=executables,
+        model=model,
+        cache_dir=cache_dir,
+        app_factory=_app,
+    )
+    choice = CheckpointChoice(checkpoint, select, step, item, dtype)
+    if isinstance(subject, (str, os.PathLike)) and is_bundle(subject):
+        given = {"params": params, "dtype": dtype, "bucket_file": bucket_file, "buckets": buckets or None}
+        if wrong := [key for key, value in given.items() if value is not None]:
+            raise UsageError(
+                f"{', '.join(wrong)} cannot be given with a bundle: its programs are compiled",
+                where=str(subject),
+                remedy="build another bundle, or load the model",
+            )
+        return load_bundle(subject, options, choice)
+    if isinstance(subject, os.PathLike):
+        subject = os.fspath(subject)
+    return load_model(subject, choice, options, params=params, buckets=bucket_texts(buckets), bucket_file=bucket_file)
+
+
+def _app(servable: Servable) -> Any:
+    from servax.server.app import create_app
+
+    return create_app(servable)

@@ -1,0 +1,1 @@
+"""What the demo and the benchmarks measure servax against, and the requests they send."""

@@ -1,0 +1,318 @@
+"""A bundle, or a model with its checkpoint, becomes a servable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from servax.checkpoint.restoring import restore
+from servax.core import trees
+from servax.core.device import Device
+from servax.core.errors import ArtifactUnavailable, BundleError, UsageError
+from servax.core.events import Notice, emit
+from servax.core.events import step as named_step
+from servax.core.tensors import TensorSpec, dtype_of
+from servax.core.trees import KeyPath
+from servax.model.digest import source_digest
+from servax.model.model import Model
+from servax.model.processors import Text
+from servax.model.reference import load_model as find_model
+from servax.runtime.local import AppFactory, LocalServable
+from servax.runtime.runner import ServedFunction
+from servax.stages.buckets import Bucket
+from servax.stages.pipeline import run_parallel
+from servax.targets import aot, exported, jit
+from servax.targets.bundle import PARAMETERS, Bundle
+from servax.targets.compilation_cache import enable_cache
+from servax.targets.manifest import Manifest
+from servax.targets.target import LoadedProgram, ProgramTable
+from servax.workflow.device import pick_device
+from servax.workflow.source import CheckpointChoice, Source, abstract, prepare
+
+PLATFORM_NAMES = {"jit": "jax_jit", "aot": "jax_executable", "export": "jax_stablehlo"}
+"""The wrapper's name on the wire, as the Open Inference Protocol's `platform`."""
+
+Key = tuple[str, Bucket]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a servable is loaded.
+
+    Attributes:
+      name: the name it is served under; None: the bundle's or the model's.
+      version: the version it is served under.
+      require: the only wrapper that will do: `aot`, `export` or `jit`.
+      platform: the device it must run on: `cpu`, `cuda`, `tpu`.
+      executables: whether native code of a bundle may be loaded.
+      model: `MODEL.py:NAME` to fall back to when nothing in the bundle runs here.
+      cache_dir: persistent compilation cache.
+      app_factory: makes the servable's `app`.
+    """
+
+    name: str | None = None
+    version: str = "1"
+    require: str | None = None
+    platform: str | None = None
+    executables: bool = True
+    model: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    app_factory: AppFactory | None = None
+
+    def __post_init__(self) -> None:
+        if self.require not in (None, "aot", "export", "jit"):
+            raise UsageError(
+                "no such wrapper to require",
+                seen=str(self.require),
+                expected="aot, export or jit (a SavedModel is served by TensorFlow Serving)",
+            )
+
+
+def load_bundle(
+    path: str | os.PathLike[str], options: LoadOptions, choice: CheckpointChoice | None = None
+) -> LocalServable:
+    """The servable of a bundle, its programs loaded but not yet run; `choice` names other weights than its own.
+
+    Programs come from the executables where their fingerprint is this machine's, else from the exports, which is
+    said once; from `options.model`'s source only if nothing else runs.
+
+    Raises:
+      BundleError: the bundle is damaged; a parameter file that changed is named.
+      ArtifactUnavailable: the required wrapper, or any, cannot be used here.
+      PlatformError: the platform asked for is not here.
+    """
+    bundle = Bundle.open(path)
+    device = pick_device(options.platform)
+    if options.cache_dir is not None:
+        enable_cache(options.cache_dir, [device])
+    if options.require == "jit":
+        return _load_source(bundle, options, device, choice)
+    try:
+        programs = _programs(bundle, options, device)
+    except ArtifactUnavailable as error:
+        if options.model is None or options.require is not None:
+            raise
+        emit(Notice(f"nothing in the bundle runs here, so {options.model} is traced: {error.sentence()}", "warning"))
+        return _load_source(bundle, options, device, choice)
+    with named_step("restore"):
+        params = (
+            bundle_params(bundle, device)
+            if choice is None or choice.path is None
+            else restore_as(bundle, choice.path, device, select=choice.select, step=choice.step, item=choice.item)
+        )
+    return LocalServable(
+        options.name or bundle.manifest.name,
+        platform=PLATFORM_NAMES[_slowest(programs)],
+        functions=served_functions(bundle),
+        grid=bundle.manifest.grid(),
+        table=ProgramTable(programs),
+        params=params,
+        state=state_specs(bundle.manifest),
+        device=device,
+        swapper=lambda checkpoint, /, **choice: restore_as(bundle, checkpoint, device, **choice),
+        app_factory=options.app_factory,
+        version=options.version,
+    )
+
+
+def load_model(
+    model: Model | str,
+    choice: CheckpointChoice,
+    options: LoadOptions,
+    *,
+    params: Any = None,
+    buckets: Sequence[str] = (),
+    bucket_file: str | os.PathLike[str] | None = None,
+) -> LocalServable:
+    """The servable of a model in this process, by the `jit` wrapper; its programs compiled but not yet run.
+
+    Raises:
+      UsageError: another wrapper is required, or the parameters come from nowhere.
+      ModelError, CheckpointError: the model or the checkpoint does not fit.
+    """
+    if options.require not in (None, "jit"):
+        raise UsageError(
+            f"{options.require} is required, but a model in this process is served by jit",
+            remedy=f"build a bundle (servax build -t {options.require}) and load that",
+        )
+    device = pick_device(options.platform)
+    if options.cache_dir is not None:
+        enable_cache(options.cache_dir, [device])
+    source = prepare(model, choice, params=params, device=device, buckets=buckets, bucket_file=bucket_file)
+    return _serve_source(source, options, device)
+
+
+def bundle_params(bundle: Bundle, device: Device) -> dict[KeyPath, Any]:
+    """The bundle's parameters on `device`, by key path, after a check of their digests.
+
+    Raises:
+      BundleError: a parameter file changed or is missing; names it.
+    """
+    bundle.check(PARAMETERS)
+    restored = restore(bundle.path(PARAMETERS), like=abstract_params(bundle.manifest), placement=device)
+    return trees.flatten(restored.params)
+
+
+def abstract_params(manifest: Manifest) -> dict[str, Any]:
+    """Shapes and dtypes of a bundle's parameters as a nested dictionary."""
+    return trees.unflatten(
+        {
+            trees.path_of(record.path): jax.ShapeDtypeStruct(record.shape, dtype_of(record.dtype))
+            for record in manifest.parameters
+        }
+    )
+
+
+def state_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """Specs of a bundle's state."""
+    return tuple(record.spec() for record in manifest.state)
+
+
+def served_functions(bundle: Bundle) -> dict[str, ServedFunction]:
+    """The bundle's functions as the runtime takes them; files of processors are checked against their digests."""
+    functions: dict[str, ServedFunction] = {}
+    for name, record in bundle.manifest.functions.items():
+        processors: dict[str, Text] = {}
+        for processor in record.processors:
+            bundle.check(processor.file)
+            processors[processor.input] = Text(str(bundle.path(processor.file)), processor.max_length, processor.name)
+        functions[name] = ServedFunction(record.signature(), record.stateful, processors)
+    return functions
+
+
+def restore_as(bundle: Bundle, checkpoint: str | os.PathLike[str], device: Device, **choice: Any) -> dict[KeyPath, Any]:
+    """Parameters of another checkpoint, of the structure and dtypes that the bundle's programs take."""
+    lifted = {trees.path_of(record.path) for record in bundle.manifest.parameters if record.origin == "model"}
+    defaults = bundle_defaults(bundle, lifted) if lifted else None
+    like = abstract_params(bundle.manifest)
+    return trees.flatten(restore(checkpoint, like=like, placement=device, defaults=defaults, **choice).params)
+
+
+def bundle_defaults(bundle: Bundle, paths: set[KeyPath]) -> dict[KeyPath, Any]:
+    """Values of the leaves that the model's definition gave, out of the bundle, on the host."""
+    cpu = jax.local_devices(backend="cpu")[0]
+    restored = trees.flatten(
+        restore(bundle.path(PARAMETERS), like=abstract_params(bundle.manifest), placement=cpu).params
+    )
+    return {path: jax.device_get(restored[path]) for path in paths}
+
+
+def _programs(bundle: Bundle, options: LoadOptions, device: Device) -> dict[Key, LoadedProgram]:
+    keys = list(bundle.manifest.grid())
+    wanted = "aot" if bundle.manifest.executables and options.executables else "export"
+    wanted = options.require or wanted
+    if wanted == "aot" and not options.executables:
+        raise UsageError("--require aot and --no-executables contradict one another", remedy="leave one of them out")
+    if wanted == "export":
+        return _load_all(keys, lambda key: exported.load(bundle, *key, device), "compile exports")
+    failures: list[ArtifactUnavailable | BundleError] = []
+
+    def load(key: Key) -> LoadedProgram:
+        try:
+            return aot.load(bundle, *key, device)
+        except (ArtifactUnavailable, BundleError) as error:
+            if options.require == "aot" or not bundle.manifest.programs:
+                raise
+            failures.append(error)
+            return exported.load(bundle, *key, device)
+
+    programs = _load_all(keys, load, "load executables")
+    if failures:
+        emit(
+            Notice(
+                f"{len(failures)} of {len(keys)} programs are served through their exports, compiled just now: "
+                f"{failures[0].sentence()}",
+                "warning",
+            )
+        )
+    return programs
+
+
+def _load_all(keys: Sequence[Key], load: Callable[[Key], LoadedProgram], name: str) -> dict[Key, LoadedProgram]:
+    def job(key: Key) -> Callable[[], LoadedProgram]:
+        return lambda: load(key)
+
+    jobs = {f"{function}@{bucket.label}": job((function, bucket)) for function, bucket in keys}
+    return dict(zip(keys, run_parallel(jobs, name), strict=True))
+
+
+def _slowest(programs: Mapping[Key, LoadedProgram]) -> str:
+    order = ("aot", "export", "jit")
+    return max((program.target for program in programs.values()), key=order.index)
+
+
+def _load_source(
+    bundle: Bundle, options: LoadOptions, device: Device, choice: CheckpointChoice | None
+) -> LocalServable:
+    """The bundle's parameters, or those of `choice`, under its model's source."""
+    reference = options.model or bundle.manifest.provenance.source
+    if reference is None:
+        raise ArtifactUnavailable(
+            "jit needs the model's source, and the bundle was built from a model without a file",
+            where=str(bundle.root),
+            remedy="pass --model MODEL.py:NAME, or serve the bundle through aot or export",
+        )
+    _tell_of_changed_source(bundle, reference)
+    if choice is None or choice.path is None:
+        bundle.check(PARAMETERS)
+        choice = CheckpointChoice(path=bundle.path(PARAMETERS))
+    source = prepare(reference, choice, device=device, grid=bundle.manifest.grid())
+    return _serve_source(source, replace(options, name=options.name or bundle.manifest.name), device)
+
+
+def _tell_of_changed_source(bundle: Bundle, reference: str) -> None:
+    recorded = bundle.manifest.provenance.source_digest
+    if recorded is not None and source_digest(find_model(reference)) != recorded:
+        emit(
+            Notice(
+                f"the source of {reference} is not the one that the bundle was built from and proved with", "warning"
+            )
+        )
+
+
+def _serve_source(source: Source, options: LoadOptions, device: Device) -> LocalServable:
+    params = trees.flatten(source.params)
+    avals = abstract(source.params)
+
+    def load(key: Key) -> LoadedProgram:
+        function = source.functions[key[0]]
+        return jit.load(function, key[1], avals, device)
+
+    programs = _load_all(list(source.grid), load, "compile")
+    like, defaults = avals, source.model.defaults()
+
+    def swapper(checkpoint: str, /, **choice: Any) -> dict[KeyPath, Any]:
+        return trees.flatten(restore(checkpoint, like=like, placement=device, defaults=defaults, **choice).params)
+
+    states = [function.state for function in source.functions.values() if function.state is not None]
+    return LocalServable(
+        options.name or source.model.name,
+        platform=PLATFORM_NAMES["jit"],
+        functions={
+            name: ServedFunction(
+                function.signature, function.state is not None, resolved(source.model, function.processors)
+            )
+            for name, function in source.functions.items()
+        },
+        grid=source.grid,
+        table=ProgramTable(programs),
+        params=params,
+        state=states[0] if states else (),
+        device=device,
+        swapper=swapper,
+        app_factory=options.app_factory,
+        version=options.version,
+    )
+
+
+def resolved(model: Model, processors: Mapping[str, Text]) -> dict[str, Text]:
+    """Processors with the paths of their files made absolute, relative ones read from the model's folder."""
+    folder = model.source_file.parent if model.source_file is not None else None
+    return {
+        name: replace(processor, tokenizer=str(folder / processor.tokenizer if folder else processor.tokenizer))
+        for name, processor in processors.items()
+    }

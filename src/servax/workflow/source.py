@@ -1,0 +1,186 @@
+"""A model and its parameters brought together: what `build` and an in-process `load` both start from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+
+from servax.checkpoint.restoring import restore
+from servax.checkpoint.steps import Step
+from servax.core import trees
+from servax.core.device import Device
+from servax.core.errors import UsageError
+from servax.core.events import step as named_step
+from servax.core.tensors import dtype_of
+from servax.core.trees import KeyPath, Tree
+from servax.model.function import Function
+from servax.model.model import Model
+from servax.model.outputs import infer_outputs
+from servax.model.reference import load_model
+from servax.stages.buckets import BucketGrid, make_grid
+from servax.targets.manifest import ProvenanceRecord
+
+Buckets = Mapping[str, Sequence[int]] | Sequence[str]
+"""Sizes by dimension, `{"batch": [1, 8]}`, or texts as `--bucket` takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChoice:
+    """Which parameters of which checkpoint.
+
+    Attributes:
+      path: an Orbax directory, a safetensors or GGUF file; local path or URL.
+      select: subtree with the parameters.
+      step: step of a CheckpointManager directory.
+      item: item of a CheckpointManager checkpoint.
+      dtype: what floating leaves are cast to while they are restored.
+    """
+
+    path: str | os.PathLike[str] | None = None
+    select: str | None = None
+    step: Step | None = None
+    item: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model with its parameters on a device, its outputs inferred and its buckets fixed.
+
+    Attributes:
+      model: the model, its parameters' structure known.
+      functions: by name, with outputs.
+      grid: the buckets of each function.
+      params: nested dictionary of arrays committed to the device.
+      origins: where each leaf came from: `checkpoint` or `model`.
+      provenance: what the manifest says of it.
+    """
+
+    model: Model
+    functions: Mapping[str, Function]
+    grid: BucketGrid
+    params: Tree
+    origins: Mapping[KeyPath, Literal["checkpoint", "model"]]
+    provenance: ProvenanceRecord
+
+    @property
+    def avals(self) -> dict[str, Any]:
+        """Shapes and dtypes of the parameters, without a device."""
+        return abstract(self.params)
+
+
+def prepare(
+    model: Model | str,
+    choice: CheckpointChoice,
+    *,
+    params: Any = None,
+    device: Device,
+    buckets: Sequence[str] = (),
+    bucket_file: str | os.PathLike[str] | None = None,
+    grid: BucketGrid | None = None,
+) -> Source:
+    """Resolves the model, places its parameters on `device`, fixes its buckets and infers its outputs.
+
+    Args:
+      model: a Model, or `MODEL.py:NAME`.
+      choice: the checkpoint; without a path `params` must be given.
+      params: a live module or tree of arrays in place of a checkpoint.
+      device: where the parameters go.
+      buckets: overrides as the command line takes them, e.g. `batch=1,8`.
+      bucket_file: JSON with the buckets of each function.
+      grid: the buckets themselves, in place of the model's own.
+
+    Raises:
+      UsageError: neither or both of checkpoint and params.
+      ModelError, CheckpointError: the model or the checkpoint does not fit.
+    """
+    if isinstance(model, str):
+        model = load_model(model)
+    if (choice.path is None) == (params is None):
+        raise UsageError(
+            "parameters come from a checkpoint or from params=, one of the two",
+            seen="neither" if params is None else "both",
+            remedy='pass --checkpoint PATH (Python: checkpoint="PATH", or params=live_module)',
+        )
+    with named_step("restore"):
+        model, placed, origins, provenance = (
+            _from_checkpoint(model, choice, device) if params is None else _from_live(model, params, choice, device)
+        )
+    grid = grid or make_grid(model.functions, buckets, bucket_file)
+    avals = abstract(placed)
+    functions = {
+        name: infer_outputs(function, avals, state_avals(function), [bucket.mapping() for bucket in grid[name]])
+        for name, function in model.functions.items()
+    }
+    return Source(model, functions, grid, placed, origins, provenance)
+
+
+def bucket_texts(buckets: Buckets) -> Sequence[str]:
+    """Buckets as `--bucket` takes them: `{"batch": [1, 8]}` becomes `batch=1,8`."""
+    if isinstance(buckets, Mapping):
+        return [f"{dim}={','.join(map(str, sizes))}" for dim, sizes in buckets.items()]
+    return buckets
+
+
+def abstract(params: Tree) -> dict[str, Any]:
+    """Shapes and dtypes of a tree of arrays, without a device."""
+    return trees.unflatten(
+        {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trees.flatten(params).items()}
+    )
+
+
+def state_avals(function: Function) -> dict[str, Any] | None:
+    """Shapes and dtypes of a function's state; None for a stateless function."""
+    if function.state is None:
+        return None
+    return {spec.name: jax.ShapeDtypeStruct(spec.concrete({}), spec.numpy_dtype) for spec in function.state}
+
+
+Prepared = tuple[Model, Tree, Mapping[KeyPath, Literal["checkpoint", "model"]], ProvenanceRecord]
+
+
+def _from_checkpoint(model: Model, choice: CheckpointChoice, device: Device) -> Prepared:
+    assert choice.path is not None
+    like = model.abstract_params()
+    restored = restore(
+        choice.path,
+        like=like,
+        select=choice.select,
+        step=choice.step,
+        item=choice.item,
+        dtype=choice.dtype,
+        placement=device,
+        defaults=model.defaults(),
+    )
+    if like is None:
+        model = model.bind(abstract(restored.params))
+    found = restored.provenance
+    provenance = ProvenanceRecord(
+        checkpoint=str(found.path),
+        layout=found.layout,
+        step=found.step,
+        item=found.item,
+        select=found.select,
+        source=model.reference,
+    )
+    return model, restored.params, restored.origins, provenance
+
+
+def _from_live(model: Model, params: Any, choice: CheckpointChoice, device: Device) -> Prepared:
+    live = model.params_of(params)
+    if model.abstract_params() is None:
+        model = model.bind(abstract(live))
+    placed = {
+        path: jax.device_put(_cast(leaf, choice.dtype), device) for path, leaf in sorted(trees.flatten(live).items())
+    }
+    return model, trees.unflatten(placed), dict.fromkeys(placed, "model"), ProvenanceRecord(source=model.reference)
+
+
+def _cast(leaf: Any, dtype: str | None) -> Any:
+    if dtype is None or not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
+        return leaf
+    return leaf.astype(dtype_of(dtype))
