@@ -1,0 +1,185 @@
+"""The `export` wrapper: portable `jax.export` artifacts, one per bucket, and a symbolic one where it traces.
+
+An artifact holds `f(params, inputs)`, or `f(params, state, inputs)`, over plain dictionaries: a script with JAX alone
+calls it by `jax.export.deserialize(data).call(params, {"tokens": tokens})`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.export
+
+from servax.core.device import Device
+from servax.core.errors import ModelError
+from servax.core.tensors import TensorSpec
+from servax.core.trees import Tree, flatten, unflatten
+from servax.model.function import Function
+from servax.stages import cost, pipeline, stablehlo
+from servax.stages.buckets import Bucket
+from servax.stages.constants import check_exportable
+from servax.targets.bundle import Bundle
+from servax.targets.lowering import compile_export, first_line, lower_export, read_export
+from servax.targets.manifest import SYMBOLIC, ProgramRecord
+from servax.targets.target import LoadedProgram
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Platforms that an export is made for unless told otherwise; all can be lowered for on any machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedProgram:
+    """A serialized export and its record in the manifest; `record.file` says where in the bundle it belongs."""
+
+    data: bytes
+    record: ProgramRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NotSymbolic:
+    """Why a function has no symbolic export; no fault of the function, its buckets serve as before."""
+
+    reason: str
+
+
+def export(function: Function, bucket: Bucket, params: Tree, platforms: Sequence[str] = PLATFORMS) -> ExportedProgram:
+    """A function exported at one bucket.
+
+    Args:
+      function: what to export; `state` and `signature` say its other arguments.
+      bucket: the sizes of its dimensions.
+      params: the nested dictionary of parameters, arrays or `jax.ShapeDtypeStruct`.
+      platforms: of `cpu`, `cuda`, `rocm`, `tpu`, those that it shall run on.
+
+    Raises:
+      ModelError: the function calls back into Python, or uses an operation that has no portable form.
+    """
+    jitted = _jitted(function)
+    arguments = pipeline.nested_avals(function, bucket, params)
+    stages = pipeline.trace(jitted, arguments, function=function.name, bucket=bucket)
+    check_exportable(stages.traced, where=stages.where)
+    start = time.perf_counter()
+    try:
+        exported = jax.export.export(jitted, platforms=tuple(platforms))(*arguments)
+        data = bytes(exported.serialize())
+    except Exception as error:
+        # The function traced; what remains are lowering rules and checks of portability, and they raise what they like.
+        raise ModelError(
+            "the function cannot be exported",
+            where=stages.where,
+            seen=first_line(error),
+            expected=f"operations that have a portable form on {', '.join(platforms)}",
+            remedy="replace the operation named above (attention: implementation='xla'), or drop the platform",
+        ) from error
+    seconds = {**stages.seconds, "lower": time.perf_counter() - start}
+    return _exported(function, bucket.label, exported, data, seconds=seconds)
+
+
+def export_symbolic(
+    function: Function, largest: Bucket, params: Tree, platforms: Sequence[str] = PLATFORMS
+) -> ExportedProgram | NotSymbolic:
+    """A function exported with symbols for its dimensions: for all of them, else for the batch dimension alone.
+
+    Dimensions that must keep a size get that of `largest`, and are listed in the record's `fixed`. Constraints
+    between symbols do not survive serialization: whoever calls the artifact keeps to the signature.
+    """
+    dims = function.signature.dims
+    if not dims:
+        return NotSymbolic("the function has no named dimension")
+    attempts = [dims]
+    if function.signature.batch in dims and len(dims) > 1:
+        attempts.append((function.signature.batch,))
+    reasons: list[str] = []
+    for free in attempts:
+        fixed = {name: size for name, size in largest.sizes if name not in free}
+        try:
+            start = time.perf_counter()
+            jitted = _jitted(function)
+            arguments = _symbolic_avals(function, params, free, fixed)
+            traced = jitted.trace(*arguments)
+            check_exportable(traced, where=f"{function.name}@{SYMBOLIC}")
+            seconds = {"trace": time.perf_counter() - start}
+            exported = jax.export.export(jitted, platforms=tuple(platforms))(*arguments)
+            data = bytes(exported.serialize())
+        except Exception as error:
+            # Many kinds of error say "this needs a number here"; each is a reason, and none stops the build.
+            reasons.append(f"with {', '.join(free)} symbolic: {first_line(error)}")
+            continue
+        seconds["lower"] = time.perf_counter() - start - seconds["trace"]
+        return _exported(function, SYMBOLIC, exported, data, seconds=seconds, fixed=fixed)
+    return NotSymbolic("; ".join(reasons))
+
+
+def load(bundle: Bundle, function: str, bucket: Bucket, device: Device) -> LoadedProgram:
+    """The program of a bucket, deserialized from its export and compiled here for `device`.
+
+    Raises:
+      BundleError: the file is missing or damaged.
+      ArtifactUnavailable: there is no such export, or this machine or this JAX cannot use it.
+      PlatformError: the function has 64-bit tensors and JAX's 64-bit mode is off.
+    """
+    prepared = lower_export(bundle, function, bucket, device)
+    start = time.perf_counter()
+    compiled = compile_export(prepared)
+    return LoadedProgram(
+        program=compiled,
+        target="export",
+        seconds={**prepared.seconds, "compile": time.perf_counter() - start},
+        cost=cost.cost(compiled),
+        memory=cost.memory(compiled),
+        stablehlo=lambda: read_export(bundle, prepared.record).mlir_module(),
+    )
+
+
+def _jitted(function: Function) -> jax.stages.Wrapped:
+    """The function over dictionaries. Donation is written into the module; callers of the artifact declare it again."""
+    donated = () if function.state is None else (1,)
+    return jax.jit(pipeline.nested_callable(function), donate_argnums=donated, keep_unused=True)
+
+
+def _symbolic_avals(
+    function: Function, params: Tree, free: Sequence[str], fixed: Mapping[str, int]
+) -> tuple[dict[str, Any], ...]:
+    scope = jax.export.SymbolicScope()
+    sizes: dict[str, Any] = {**fixed, **{name: jax.export.symbolic_shape(name, scope=scope)[0] for name in free}}
+
+    def avals(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+        return {
+            spec.name: jax.ShapeDtypeStruct(
+                tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape), spec.numpy_dtype
+            )
+            for spec in specs
+        }
+
+    tree = unflatten({path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in flatten(params).items()})
+    inputs = avals(function.signature.inputs)
+    return (tree, inputs) if function.state is None else (tree, avals(function.state), inputs)
+
+
+def _exported(
+    function: Function,
+    label: str,
+    exported: jax.export.Exported,
+    data: bytes,
+    *,
+    seconds: Mapping[str, float],
+    fixed: Mapping[str, int] | None = None,
+) -> ExportedProgram:
+    module = exported.mlir_module_serialized
+    record = ProgramRecord(
+        function=function.name,
+        bucket=label,
+        fixed=dict(fixed or {}),
+        file=f"programs/{function.name}/{label}.jaxexport",
+        platforms=tuple(exported.platforms),
+        calling_convention=exported.calling_convention_version,
+        stablehlo_digest=stablehlo.digest(module),
+        seconds=dict(seconds),
+        constant_bytes=stablehlo.constant_bytes(module),
+        operations=stablehlo.operations(module),
+    )
+    return ExportedProgram(data, record)
