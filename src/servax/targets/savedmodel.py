@@ -16,85 +16,55 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import tempfile
+from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
-from servax.core.errors import ArtifactUnavailable, BuildError, ModelError, PlatformError
+from servax.core.errors import ArtifactUnavailable, BuildError, PlatformError
 from servax.core.events import Notice, StepAdvanced, emit, step
 from servax.core.tensors import TensorSpec
-from servax.core.trees import KeyPath, Tree
 from servax.stages.buckets import Bucket
 from servax.stages.padding import check, cut, pad
 from servax.targets.bundle import Bundle
 from servax.targets.child_protocol import Answer, Answering, Job, main
-from servax.targets.manifest import SYMBOLIC, ProgramRecord, SavedModelRecord
+from servax.targets.manifest import SavedModelRecord
 from servax.targets.samples import Sample
-from servax.targets.savedmodel_signatures import (
-    ConvertedFunction,
-    check_names,
-    convert,
-    exporting_for,
-    lowers,
-    signature_name,
-    tensor_name,
-    unfit,
-    variables,
-)
-from servax.targets.savedmodel_tensorflow import Consumer, consumer, load_tensorflow
-from servax.targets.savedmodel_warmup import WarmupRequest, write_warmup
+from servax.targets.savedmodel_messages import Advanced, Line, Raised, Told, WriteJob
+from servax.targets.savedmodel_names import check_names, refuse_if_empty, tensor_name
+from servax.targets.savedmodel_tensorflow import check_tensorflow, load_tensorflow
 
 DIRECTORY = "saved_model"
 """The SavedModel's place in a bundle."""
 
-DEFAULT = "serving_default"
-"""The signature that TensorFlow Serving takes when a request names none."""
+STATEFUL = "it keeps state from call to call, and a signature is a pure function of its inputs"
+"""Why a stateful function is no signature."""
+
+OUTPUT_TAIL = 2000
+"""Bytes of a dead child's output that an error shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """One signature: its function, and the buckets it answers; `polymorphic` where it takes any size."""
+def write(bundle: Bundle, directory: str | os.PathLike[str], *, tensorflow: str | None = None) -> SavedModelRecord:
+    """Makes a SavedModel of a bundle's exports and parameters, in a child process, and returns its record.
 
-    function: str
-    polymorphic: bool
-    buckets: tuple[Bucket, ...]
-    converted: ConvertedFunction
-
-    @property
-    def name(self) -> str:
-        return signature_name(self.function, None if self.polymorphic else self.buckets[0])
-
-    @property
-    def origin(self) -> str:
-        """`FUNCTION`, or `FUNCTION@BUCKET`, as the manifest keeps it."""
-        return self.function if self.polymorphic else f"{self.function}@{self.buckets[0].label}"
-
-
-def write(
-    bundle: Bundle, params: Tree, directory: str | os.PathLike[str], *, tensorflow: str | None = None
-) -> SavedModelRecord:
-    """Writes a bundle's functions as a SavedModel and returns its record for the manifest.
-
-    Functions that cannot be signatures are left out, each with a notice that says why. JAX parameters in host memory
-    are not copied.
+    Functions that cannot be signatures are left out, each with a notice that says why.
 
     Args:
-      bundle: with exports; while it is being built, `BundleWriter.draft`.
-      params: the nested dictionary of the bundle's parameters.
-      directory: of the SavedModel, which does not exist yet.
+      bundle: with exports and parameters; while it is being built, `BundleWriter.draft`.
+      directory: of the SavedModel; does not exist yet, and does not exist when this raises.
       tensorflow: the version that will read it, `2.21`; None: the one that is installed.
 
     Raises:
-      UsageError: TensorFlow is not installed, or what `tensorflow` reads is not known.
-      ModelError: no function is left, or names of tensors or signatures clash.
-      BuildError: the bundle has no exports, or this JAX writes nothing that the TensorFlow reads.
-      BundleError: an export is damaged.
+      UsageError: TensorFlow is not installed, or what the version `tensorflow` reads is not known.
+      ModelError: no function can be a signature, or names of tensors or signatures clash.
+      BuildError: the bundle has no exports, JAX writes nothing that this TensorFlow reads, or the child died.
+      BundleError: an export or a parameter is damaged.
     """
-    target = consumer(tensorflow)
-    tf = load_tensorflow()
+    check_tensorflow(tensorflow)
     manifest = bundle.manifest
     if not manifest.programs:
         raise BuildError(
@@ -102,41 +72,28 @@ def write(
             where=str(bundle.root),
             remedy="build the bundle with `-t export`",
         )
-    signatures: list[_Signature] = []
-    left_out: dict[str, str] = {}
-    root = tf.Module()
-    with step("saved_model", len(manifest.functions)), tf.device("CPU"), exporting_for(target):
-        parameters = variables(params)
-        root.params = {"/".join(path): variable for path, variable in parameters.items()}
-        for name in manifest.functions:
-            made = _function(bundle, name, parameters, target)
-            if isinstance(made, str):
-                left_out[name] = made
-                emit(Notice(f"saved_model leaves out {name}: {made}", level="warning"))
-            else:
-                signatures += made
-            emit(StepAdvanced("saved_model", name))
-        if not signatures:
-            raise ModelError(
-                "no function of the model can be a signature of a SavedModel",
-                where=str(bundle.root),
-                seen="; ".join(f"{name}: {reason}" for name, reason in left_out.items()),
-                expected="at least one function without state, of operations that TensorFlow has",
-                remedy="serve it through aot or export",
+    left_out = {name: STATEFUL for name, record in manifest.functions.items() if record.stateful}
+    for name, record in manifest.functions.items():
+        if name in left_out:
+            continue
+        check_names(name, record.signature())
+        for processor in record.processors:
+            emit(
+                Notice(
+                    f"saved_model takes tensors only: requests to {name} carry {tensor_name(processor.input)}; "
+                    f"{processor.name} and its {processor.kind} processor stay with servax"
+                )
             )
-        origins = _origins(signatures)
-        concrete = {each.name: each.converted.concrete for each in signatures}
-        if (default := _default(signatures)) is not None:
-            origins[DEFAULT] = default.origin
-            concrete[DEFAULT] = default.converted.concrete
-        tf.saved_model.save(root, os.fspath(directory), signatures=concrete)
-    requests = [
-        WarmupRequest(each.name, manifest.functions[each.function].signature(), bucket)
-        for each in signatures
-        for bucket in each.buckets
-    ]
-    write_warmup(os.fspath(directory), manifest.name, requests, tensor_name)
-    return SavedModelRecord(tensorflow=target.tensorflow, stablehlo=target.stablehlo, signatures=origins)
+    refuse_if_empty(manifest, left_out)
+    for name, reason in left_out.items():
+        emit(Notice(f"saved_model leaves out {name}: {reason}", level="warning"))
+    job = WriteJob(str(bundle.root), os.fspath(directory), left_out, tensorflow)
+    with step("saved_model", len(manifest.functions) - len(left_out)):
+        try:
+            return _run(job)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
 
 
 def functions_of(record: SavedModelRecord) -> frozenset[str]:
@@ -151,109 +108,51 @@ def copy_command(bundle_path: str, name: str, version: int = 1) -> str:
     return f"mkdir -p {shlex.quote(place)} && cp -r {shlex.quote(source)} {shlex.quote(place + '/')}"
 
 
-def _function(
-    bundle: Bundle, name: str, parameters: Mapping[KeyPath, Any], target: Consumer
-) -> Sequence[_Signature] | str:
-    """The signatures of a function, or why it has none."""
-    record = bundle.manifest.functions[name]
-    if record.stateful:
-        return "it keeps state from call to call, and a signature is a pure function of its inputs"
-    check_names(name, record.signature())
-    for processor in record.processors:
-        emit(
-            Notice(
-                f"saved_model takes tensors only: {name} is sent {tensor_name(processor.input)}, "
-                f"not {processor.name}, whose {processor.kind} processor stays with servax"
-            )
-        )
-    try:
-        return list(_signatures(bundle, name, parameters, target))
-    except _Unfit as error:
-        return str(error)
-
-
-class _Unfit(Exception):
-    """A function that cannot be a signature, and why."""
-
-
-def _signatures(bundle: Bundle, name: str, parameters: Mapping[KeyPath, Any], target: Consumer) -> Iterator[_Signature]:
-    manifest = bundle.manifest
-    record = manifest.functions[name]
-    buckets = tuple(map(Bucket.parse, record.buckets))
-    program = manifest.program(name, SYMBOLIC)
-    if program is not None and (free := tuple(bucket for bucket in buckets if _covers(program, bucket))):
-        converted = _convert(bundle, program, name, parameters, target)
-        smallest = min(free, key=Bucket.volume)
-        reason = lowers(converted, record.signature(), smallest) if "cpu" in program.platforms else None
-        if reason is None:
-            yield _Signature(name, True, free, converted)
-            buckets = tuple(bucket for bucket in buckets if bucket not in free)
-        else:
-            emit(Notice(f"saved_model gets a signature per bucket of {name}: TensorFlow needs fixed shapes ({reason})"))
-    for bucket in buckets:
-        program = manifest.program(name, bucket.label)
-        if program is None:
-            raise _Unfit(f"the bundle has no export of it at {bucket.label}")
-        converted = _convert(bundle, program, signature_name(name, bucket), parameters, target)
-        yield _Signature(name, False, (bucket,), converted)
-
-
-def _covers(program: ProgramRecord, bucket: Bucket) -> bool:
-    return all(bucket[dim] == size for dim, size in program.fixed.items())
-
-
-def _convert(
-    bundle: Bundle, program: ProgramRecord, name: str, parameters: Mapping[KeyPath, Any], target: Consumer
-) -> ConvertedFunction:
-    from servax.stages.stablehlo import custom_calls
-    from servax.targets.lowering import read_export
-
-    exported = read_export(bundle, program)
-    if reason := unfit(exported, custom_calls(exported.mlir_module_serialized)):
-        raise _Unfit(reason)
-    try:
-        return convert(exported, name, parameters, target)
-    except BuildError as error:
-        raise _Unfit(error.sentence()) from error
-
-
-def _origins(signatures: Sequence[_Signature]) -> dict[str, str]:
-    """Where each signature comes from, by name.
-
-    Raises:
-      ModelError: two have one name.
-    """
-    origins: dict[str, str] = {}
-    clashes: list[str] = []
-    for each in signatures:
-        if each.name in origins or each.name == DEFAULT:
-            clashes.append(f"{each.name}: {origins.get(each.name, 'taken by the default')} and {each.origin}")
-        origins[each.name] = each.origin
-    if clashes:
-        raise ModelError(
-            "two signatures of the SavedModel would have one name", seen="; ".join(clashes), remedy="rename a function"
-        )
-    return origins
-
-
-def _default(signatures: Sequence[_Signature]) -> _Signature | None:
-    """The one signature of `predict`, or of the only function; None, and a notice, where that has one per bucket."""
-    functions = {each.function for each in signatures}
-    chosen = "predict" if "predict" in functions else functions.pop() if len(functions) == 1 else None
-    candidates = [each for each in signatures if each.function == chosen]
-    if len(candidates) == 1:
-        return candidates[0]
-    polymorphic = [each for each in candidates if each.polymorphic]
-    if len(polymorphic) == 1:
-        return polymorphic[0]
-    emit(
-        Notice(
-            f"saved_model has no {DEFAULT}: "
-            + (f"{chosen} has a signature per bucket" if chosen else "several functions, and none is predict")
-            + "; requests name their signature"
-        )
+def _run(job: WriteJob) -> SavedModelRecord:
+    """Runs the child that makes a SavedModel and tells what it tells."""
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",  # dtypes stay as the exports and the parameters have them
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    command = [sys.executable, "-m", "servax.targets.savedmodel_writing"]
+    written: SavedModelRecord | None = None
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
+        ) as child,
+    ):
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(msgspec.json.encode(job))
+            child.stdin.close()
+            for text in child.stdout:
+                line: Line = msgspec.json.decode(text, type=Line)  # pyright: ignore[reportArgumentType]  # a union
+                if isinstance(line, Told):
+                    emit(Notice(line.message, line.level))
+                elif isinstance(line, Advanced):
+                    emit(StepAdvanced("saved_model", line.function, line.seconds))
+                elif isinstance(line, Raised):
+                    raise line.error()
+                else:
+                    written = SavedModelRecord.model_validate_json(line.record)
+            status = child.wait()
+        finally:
+            child.kill()
+        if status == 0 and written is not None:
+            return written
+        output.seek(0)
+        tail = output.read()[-OUTPUT_TAIL:].decode(errors="replace").strip()
+    raise BuildError(
+        "the process that makes the SavedModel ended without one",
+        where=job.bundle,
+        seen=f"status {status}; its output ends: {tail}",
+        remedy="build without `-t saved_model`, and report this",
     )
-    return None
 
 
 class SavedModelPart:
@@ -267,7 +166,9 @@ class SavedModelPart:
           ArtifactUnavailable: the bundle has no SavedModel.
           BundleError: a file of it is damaged.
         """
-        self._tf = load_tensorflow(gpu=job.platform == "cuda")
+        if job.platform == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self._tf = load_tensorflow()
         self._device = self._find_device(job.platform)
         bundle = Bundle.open(job.bundle)
         self._record = bundle.manifest.saved_model

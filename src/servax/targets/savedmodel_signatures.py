@@ -7,17 +7,17 @@ that the TensorFlow which will read it knows, while the function is still being 
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from servax.core import trees
-from servax.core.errors import BuildError, ModelError
+from servax.core.errors import BuildError
 from servax.core.tensors import Signature
 from servax.core.trees import KeyPath, Tree
-from servax.stages.buckets import STATIC, Bucket
+from servax.stages.buckets import Bucket
+from servax.targets.savedmodel_names import tensor_name
 from servax.targets.savedmodel_tensorflow import Consumer, load_tensorflow
 
 _JAXLIB_KERNELS = ("lapack_", "tridiagonal_", "cpu_csr_")
@@ -38,39 +38,6 @@ class ConvertedFunction:
 
     function: Any
     concrete: Any
-
-
-def tensor_name(name: str) -> str:
-    """The name of an input or output in a SavedModel: dots, which TensorFlow's names cannot have, as underscores."""
-    return name.replace(".", "_")
-
-
-def signature_name(function: str, bucket: Bucket | None) -> str:
-    """`predict` where no bucket is meant, or a function has no named dimensions; else `predict_batch_8_length_32`."""
-    if bucket is None or bucket.label == STATIC:
-        return function
-    return f"{function}_{re.sub('[=,]', '_', bucket.label)}"
-
-
-def check_names(function: str, signature: Signature) -> None:
-    """Refuses tensors that a SavedModel could not tell apart.
-
-    Raises:
-      ModelError: lists all names that are equal once dots are underscores.
-    """
-    clashes: list[str] = []
-    for kind, specs in (("inputs", signature.inputs), ("outputs", signature.outputs)):
-        renamed: dict[str, list[str]] = {}
-        for spec in specs:
-            renamed.setdefault(tensor_name(spec.name), []).append(spec.name)
-        clashes += [f"{kind} {', '.join(names)} are all {new}" for new, names in renamed.items() if len(names) > 1]
-    if clashes:
-        raise ModelError(
-            "two tensors would have one name in a SavedModel, which writes dots as underscores",
-            where=f"function {function}",
-            seen="; ".join(clashes),
-            remedy="rename one of each",
-        )
 
 
 def unfit(exported: Any, custom_calls: Sequence[str]) -> str | None:
@@ -94,12 +61,11 @@ def variables(params: Tree) -> dict[KeyPath, Any]:
     }
 
 
-@contextlib.contextmanager
-def exporting_for(target: Consumer) -> Generator[None]:
-    """JAX's settings while exports are converted: all dtypes as they are, and a calling convention the target reads.
+def set_calling_convention(target: Consumer) -> None:
+    """Makes JAX, in this process, export by a calling convention that the target runs.
 
     Raises:
-      BuildError: this JAX writes no calling convention that old.
+      BuildError: this JAX writes none that old.
     """
     import jax
     import jax.export
@@ -112,14 +78,8 @@ def exporting_for(target: Consumer) -> Generator[None]:
             expected=f"{target.call_module} or earlier",
             remedy="use a newer TensorFlow, or an older JAX",
         )
-    before: int = jax.config.read("jax_export_calling_convention_version")
-    jax.config.update("jax_export_calling_convention_version", min(before, target.call_module))
-    try:
-        # 64-bit mode takes arguments in the dtypes they have; without it jax2tf would narrow those of 64-bit exports.
-        with jax.enable_x64(True):
-            yield
-    finally:
-        jax.config.update("jax_export_calling_convention_version", before)
+    newest: int = jax.config.jax_export_calling_convention_version
+    jax.config.update("jax_export_calling_convention_version", min(newest, target.call_module))
 
 
 def convert(exported: Any, name: str, parameters: Mapping[KeyPath, Any], target: Consumer) -> ConvertedFunction:
@@ -171,12 +131,9 @@ def lowers(converted: ConvertedFunction, signature: Signature, bucket: Bucket) -
     """
     tf = load_tensorflow()
     sizes = bucket.mapping()
-    specs = {
-        tensor_name(spec.name): tf.TensorSpec(spec.concrete(sizes), spec.numpy_dtype, tensor_name(spec.name))
-        for spec in signature.inputs
-    }
+    tensors = {tensor_name(spec.name): tf.zeros(spec.concrete(sizes), spec.numpy_dtype) for spec in signature.inputs}
     try:
-        converted.function.experimental_get_compiler_ir(**specs)(stage="hlo")
+        converted.function.experimental_get_compiler_ir(**tensors)(stage="hlo_serialized")
     except (tf.errors.OpError, ValueError) as error:
         return str(error).strip().partition("\n")[0]
     return None

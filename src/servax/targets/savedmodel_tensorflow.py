@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import importlib.metadata
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ Asked of the wheels tensorflow-cpu 2.19.1, 2.20.0 and 2.21.0 by the calls in `co
 calling a SavedModel that jax 0.12.0.1 made for it. 2.18 (StableHLO 1.7.3) does not read modules of jax 0.12, even when
 they are serialized for its version.
 """
+
+_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +40,28 @@ class Consumer:
     call_module: int
 
 
-def load_tensorflow(*, gpu: bool = False) -> Any:
-    """The `tensorflow` module, imported with fewer start-up messages, and without taking a GPU from JAX.
-
-    Args:
-      gpu: leave GPUs to TensorFlow.
+def check_tensorflow(tensorflow: str | None = None) -> None:
+    """Refuses at once what `consumer` would refuse once TensorFlow is imported, seconds later.
 
     Raises:
-      UsageError: TensorFlow is not installed.
+      UsageError: TensorFlow is not installed, or the version is neither the installed one nor known.
     """
-    first = "tensorflow" not in sys.modules
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if importlib.util.find_spec("tensorflow") is None:
+        raise _missing("there is no module tensorflow")
+    if tensorflow is not None and (installed := _installed()) is not None:
+        _known(tensorflow, installed)
+
+
+def load_tensorflow() -> Any:
+    """The `tensorflow` module.
+
+    Raises:
+      UsageError: TensorFlow is not installed, or does not import.
+    """
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise UsageError(
-            "the saved_model target needs TensorFlow",
-            seen=f"{type(error).__name__}: {error}",
-            remedy="pip install 'servax[tensorflow]'",
-        ) from error
-    if first and not gpu:
-        # Whoever imported TensorFlow before us has decided about its devices.
-        tf.config.set_visible_devices([], "GPU")
+        raise _missing(f"{type(error).__name__}: {error}") from error
     return tf
 
 
@@ -75,21 +77,38 @@ def consumer(tensorflow: str | None = None) -> Consumer:
     from tensorflow.compiler.tf2xla.python import xla
 
     stablehlo: Any = extension  # its names come from a library
-
     installed: str = tf.__version__
-    if tensorflow is None or _minor(tensorflow) == _minor(installed):
-        return Consumer(
-            installed, str(stablehlo.get_current_version()), int(xla.call_module_maximum_supported_version())
-        )
+    if tensorflow is not None and (known := _known(tensorflow, installed)) is not None:
+        return Consumer(tensorflow, *known)
+    return Consumer(installed, str(stablehlo.get_current_version()), int(xla.call_module_maximum_supported_version()))
+
+
+def _known(tensorflow: str, installed: str) -> tuple[str, int] | None:
+    """What a version reads, by the table; None for the installed one, which is asked."""
+    if _minor(tensorflow) == _minor(installed):
+        return None
     if (known := KNOWN.get(_minor(tensorflow))) is None:
         raise UsageError(
             f"which StableHLO TensorFlow {tensorflow} reads is not known here",
-            seen=f"--tensorflow {tensorflow}; installed: {installed}",
-            expected=f"{', '.join(sorted({*KNOWN, _minor(installed)}))}",
-            remedy=f"name one of these, or run `servax build --from BUNDLE -t saved_model` where TensorFlow "
-            f"{tensorflow} is installed: it is then asked itself",
+            seen=f"tensorflow={tensorflow!r}, with TensorFlow {installed} installed",
+            expected=f"one of {', '.join(sorted({*KNOWN, _minor(installed)}))}",
+            remedy="name one of these, or run `servax build --from BUNDLE -t saved_model` where "
+            f"TensorFlow {tensorflow} is installed: it is then asked itself",
         )
-    return Consumer(tensorflow, *known)
+    return known
+
+
+def _installed() -> str | None:
+    for name in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _missing(seen: str) -> UsageError:
+    return UsageError("the saved_model target needs TensorFlow", seen=seen, remedy="pip install 'servax[tensorflow]'")
 
 
 def _minor(version: str) -> str:

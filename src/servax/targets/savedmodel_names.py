@@ -1,0 +1,60 @@
+"""Names in a SavedModel: of its signatures, of their tensors; and what it has none for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from servax.core.errors import ModelError
+from servax.core.tensors import Signature
+from servax.stages.buckets import STATIC, Bucket
+from servax.targets.manifest import Manifest
+
+
+def tensor_name(name: str) -> str:
+    """The name of an input or output in a SavedModel: dots, which TensorFlow's names cannot have, as underscores."""
+    return name.replace(".", "_")
+
+
+def signature_name(function: str, bucket: Bucket | None) -> str:
+    """`predict` where no bucket is meant, or a function has no named dimensions; else `predict_batch_8_length_32`."""
+    if bucket is None or bucket.label == STATIC:
+        return function
+    return f"{function}_{re.sub('[=,]', '_', bucket.label)}"
+
+
+def check_names(function: str, signature: Signature) -> None:
+    """Refuses tensors that a SavedModel could not tell apart.
+
+    Raises:
+      ModelError: lists all names that are equal once dots are underscores.
+    """
+    clashes: list[str] = []
+    for kind, specs in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+        renamed: dict[str, list[str]] = {}
+        for spec in specs:
+            renamed.setdefault(tensor_name(spec.name), []).append(spec.name)
+        clashes += [f"{kind} {', '.join(names)} are all {new}" for new, names in renamed.items() if len(names) > 1]
+    if clashes:
+        raise ModelError(
+            "two tensors would have one name in a SavedModel, which writes dots as underscores",
+            where=f"function {function}",
+            seen="; ".join(clashes),
+            remedy="rename one of each",
+        )
+
+
+def refuse_if_empty(manifest: Manifest, left_out: Mapping[str, str]) -> None:
+    """Refuses a SavedModel without a signature.
+
+    Raises:
+      ModelError: every function is left out; says why for each.
+    """
+    if all(name in left_out for name in manifest.functions):
+        raise ModelError(
+            "no function of the model can be a signature of a SavedModel",
+            where=manifest.name,
+            seen="; ".join(f"{name}: {reason}" for name, reason in left_out.items()),
+            expected="at least one function without state, of operations that TensorFlow has",
+            remedy="serve it through aot or export",
+        )
