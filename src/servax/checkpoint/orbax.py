@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import re
@@ -20,7 +21,7 @@ from servax.core.errors import CheckpointError
 from servax.core.trees import KeyPath
 
 _ONE_READ = 128 << 20
-"""Bytes. A checkpoint smaller than this is read at once, whatever that takes for the moment."""
+"""Bytes as stored. Less than this is read at once, whatever that takes for the moment."""
 
 _LOCAL_FILE = re.compile(r'local file "([^"]+)"')
 _FAILED_READ = re.compile(r"async_deserialize|_read_array_index_and_device_put|tensorstore_spec")
@@ -66,6 +67,7 @@ class OrbaxSource:
         leaves = jax.tree.leaves(loaded)
         arrays = {path: leaves[item.places[path]] for path in wanted}
         jax.block_until_ready(arrays)
+        gc.collect(0)  # JAX lets go of the host arrays it has copied in a callback of the garbage collector.
         return arrays
 
 
@@ -99,20 +101,20 @@ def read_groups(leaves: Mapping[KeyPath, StoredLeaf], targets: Mapping[KeyPath, 
     """Leaves in the groups they are read in, largest first, so that memory peaks early, when little is held yet.
 
     While a leaf is read its bytes exist up to three times: compressed, decoded, and as they are handed to the
-    device. A group may take what is still free below the final size, and never less than a quarter of that size.
+    device. A group may take what is still free below the final size, and never less than a third of that size.
     Orbax's own limit (`read_concurrent_bytes`) keeps no order and refuses a leaf larger than itself.
     """
     sizes = {path: leaves[path].dtype.itemsize * _elements(leaves[path]) for path in targets}
     kept = {path: target.dtype.itemsize * _elements(leaves[path]) for path, target in targets.items()}
     total = sum(kept.values())
-    if total < _ONE_READ:
+    if sum(sizes.values()) < _ONE_READ:
         yield list(targets)
         return
     held = taken = 0
     group: list[KeyPath] = []
     for path in sorted(targets, key=lambda path: (-sizes[path], path)):
         needs = kept[path] + 2 * sizes[path]
-        if group and taken + needs > max(total - held, total // 4):
+        if group and taken + needs > max(total - held, total // 3):
             yield group
             held += sum(kept[member] for member in group)
             group, taken = [], 0
