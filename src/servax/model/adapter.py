@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from servax.core.errors import ModelError
 from servax.core.trees import KeyPath, Tree
+from servax.model.explain import first_lines, hint, location
 
 Net = Any
 """What a user's function gets first: the live module, or the parameters of a plain function."""
@@ -106,7 +108,7 @@ def adapter_of(source: Any, *, params: Any, examples: Examples) -> Adapter:
     Raises:
       ModelError: the source is none of these, or the factory raised.
     """
-    if (adapter := _of_module(source, lambda: source, examples)) is not None:
+    if (adapter := _of_module(source, None, examples)) is not None:
         return adapter
     if not callable(source):
         raise ModelError(
@@ -140,26 +142,26 @@ def call_signature(function: Any, *, skip: int = 0) -> inspect.Signature | None:
     return signature.replace(parameters=list(signature.parameters.values())[skip:])
 
 
-def _of_module(made: Any, factory: Callable[[], Any], examples: Examples) -> Adapter | None:
+def _of_module(made: Any, factory: Callable[[], Any] | None, examples: Examples) -> Adapter | None:
     # A module can only exist once its library was imported, so nothing is imported to find out.
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(made, nnx.Module):
         from servax.model.nnx import NnxAdapter
 
-        return NnxAdapter(factory, made)
+        return NnxAdapter(made, factory)
     linen = sys.modules.get("flax.linen")
     if linen is not None and isinstance(made, linen.Module):
         from servax.model.linen import LinenAdapter
 
         # Linen modules hold no arrays until they are initialised: made again, outside abstract evaluation.
-        return LinenAdapter(factory(), examples)
+        return LinenAdapter(made if factory is None else factory(), examples)
     equinox = sys.modules.get("equinox")
     if equinox is not None:
         first = cast("Any", made[0]) if isinstance(made, tuple) and made else made
         if isinstance(first, equinox.Module):
             from servax.model.equinox import EquinoxAdapter
 
-            return EquinoxAdapter(factory, made)
+            return EquinoxAdapter(made, factory)
     return None
 
 
@@ -168,19 +170,25 @@ def _sample(factory: Callable[[], Any]) -> Any:
     made: list[Any] = []
 
     def build() -> None:
-        made.append(factory())
+        with unsharded():
+            made.append(factory())
 
     try:
         jax.eval_shape(build)
     except Exception as error:
-        from servax.model.explain import hint, location
-
         raise ModelError(
-            f"the factory of the model raised {type(error).__name__}: {error}",
+            f"the factory of the model raised {type(error).__name__}",
             where=location(error),
+            seen=first_lines(error),
             remedy=hint(error) or "A factory is called without arguments, under jax.eval_shape.",
         ) from error
     return made[0]
+
+
+def unsharded() -> contextlib.AbstractContextManager[Any]:
+    """Lets Flax NNX make Variables with sharding annotations where there is no mesh; servax places arrays itself."""
+    nnx = sys.modules.get("flax.nnx")
+    return contextlib.nullcontext() if nnx is None else nnx.use_eager_sharding(False)
 
 
 def _needs_arguments(source: Callable[..., Any]) -> bool:

@@ -43,6 +43,8 @@ def make_call(
         return adapter.run(params, function, arguments, {**nested(inputs), **fixed})
 
     def call(params: Tree, state_arrays: Arrays | None, inputs: Arrays) -> tuple[Arrays | None, Arrays]:
+        # A user's code may index, update or compare arrays as only JAX's can be; traced ones pass through as they are.
+        params, state_arrays, inputs = jax.tree.map(jnp.asarray, (params, state_arrays, inputs))
         with explained(name, observed_sizes(signature, inputs)):
             if state is not None:
                 return _stateful(name, state, one(params, state_arrays, inputs))

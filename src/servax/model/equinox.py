@@ -42,7 +42,7 @@ class EquinoxAdapter:
 
     kind = "equinox"
 
-    def __init__(self, factory: Callable[[], Any], made: Any) -> None:
+    def __init__(self, made: Any, factory: Callable[[], Any] | None) -> None:
         module = made[0] if isinstance(made, tuple) else made
         self.name = type(module).__name__
         self.predict: NetFunction = _call_with_state if isinstance(made, tuple) else net_call
@@ -51,7 +51,7 @@ class EquinoxAdapter:
             kept = [each for name, each in signature.parameters.items() if name != STATE]
             signature = signature.replace(parameters=kept)
         self.signature = signature
-        self._factory = factory
+        self._factory = factory or (lambda: made)
         self._definition: _Definition | None = None
 
     def abstract(self) -> Tree:
@@ -71,7 +71,7 @@ class EquinoxAdapter:
             leaves = zip(layout.parameters, layout.take(tree), strict=True)
             return {path: leaf for path, leaf in leaves if path in plain and path not in known}
 
-        return known | {path: np.asarray(value) for path, value in jax.jit(compute)().items()}
+        return known | {path: np.array(value) for path, value in jax.jit(compute)().items()}
 
     def random(self) -> tuple[KeyPath, ...]:
         return self._define().layout.random
@@ -96,7 +96,11 @@ def _define(factory: Callable[[], Any]) -> _Definition:
         tree = equinox.nn.inference_mode(factory())
         layout = Layout.of(tree, numbers=False)
         leaves = dict(zip(layout.parameters, layout.take(tree), strict=True))
-        plain = {path: _known(leaf) for path, leaf in leaves.items() if not equinox.is_inexact_array(leaf)}
+        plain = {
+            path: _known(leaf)
+            for path, leaf in leaves.items()
+            if isinstance(leaf, np.ndarray) or not equinox.is_inexact_array(leaf)
+        }
         made.extend([layout, plain])
         return list(leaves.values())
 

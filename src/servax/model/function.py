@@ -23,7 +23,7 @@ class Function:
 
     Attributes:
       name: its name on the wire; `predict` for the model's own call.
-      signature: its tensors. Outputs are filled in by `Model.resolve`.
+      signature: its tensors. Outputs are filled in by `infer_outputs`.
       call: the pure function.
       state: specs of the state it takes and returns, fixed shapes only; None for a stateless function. Stateful
         functions of one model share one state, and their programs donate it.

@@ -75,7 +75,7 @@ class LinenAdapter:
             variables = flatten(self._initialise(examples, zeros))
             return {path: variables[path] for path in wanted}
 
-        return {path: np.asarray(value) for path, value in jax.jit(compute)().items()}
+        return {path: np.array(value) for path, value in jax.jit(compute)().items()}
 
     def random(self) -> tuple[KeyPath, ...]:
         return self._define().layout.random

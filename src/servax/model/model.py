@@ -192,12 +192,12 @@ class Model:
         given = flatten(self._adapter.canonical(live))
         expected = self.abstract_params()
         if expected is None:
-            return unflatten(given)
+            return unflatten({path: _strong(leaf) for path, leaf in given.items()})
         wanted = flatten(expected)
         if any(path not in given for path in wanted):
             given = {**{path: value for path, value in self.defaults().items() if path in wanted}, **given}
         _compare(wanted, {path: abstract_leaf(leaf) for path, leaf in given.items()})
-        return unflatten({path: given[path] for path in wanted})
+        return unflatten({path: _strong(given[path]) for path in wanted})
 
     def bind(self, structure: Tree) -> Model:
         """The model over parameters of this structure: adopted by a plain function without `params=`, else checked.
@@ -276,6 +276,13 @@ class Model:
             return function(net, *arguments, **nested(named), **checked.fixed)
 
         return Example(name, sizes, (cells, inputs), call)
+
+
+def _strong(leaf: Any) -> Any:
+    """An array that no longer takes on the dtype of what it meets, as programs are compiled for such."""
+    if isinstance(leaf, jax.Array):
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if leaf.weak_type else leaf
+    return np.asarray(leaf, abstract_leaf(leaf).dtype)
 
 
 def _compare(

@@ -18,7 +18,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from servax.core.trees import KeyPath, Tree, unflatten
-from servax.model.adapter import NetFunction, call_signature, net_call
+from servax.model.adapter import NetFunction, call_signature, net_call, unsharded
 from servax.model.layout import (
     Constant,
     Layout,
@@ -56,16 +56,16 @@ class NnxAdapter:
 
     kind = "nnx"
 
-    def __init__(self, factory: Callable[[], nnx.Module], made: nnx.Module) -> None:
-        def copy() -> nnx.Module:
+    def __init__(self, made: nnx.Module, factory: Callable[[], nnx.Module] | None) -> None:
+        def make() -> nnx.Module:
             # A live module stays as its owner left it: other Variables over the same arrays are changed instead.
-            module = factory()
-            return nnx.merge(*nnx.split(module)) if module is made else module
+            with unsharded():
+                return nnx.merge(*nnx.split(made)) if factory is None else factory()
 
         self.name = type(made).__name__
         self.signature = call_signature(made)
         self.predict: NetFunction = net_call
-        self._factory = copy
+        self._factory = make
         self._definition: _Definition | None = None
 
     def abstract(self) -> Tree:
@@ -86,7 +86,7 @@ class NnxAdapter:
             leaves = zip(_paths(state), jax.tree.leaves(state), strict=True)
             return {path: leaf for path, leaf in leaves if path in plain and path not in known}
 
-        return known | {path: np.asarray(value) for path, value in jax.jit(compute)().items()}
+        return known | {path: np.array(value) for path, value in jax.jit(compute)().items()}
 
     def random(self) -> tuple[KeyPath, ...]:
         return self._define().layout.random
@@ -100,7 +100,8 @@ class NnxAdapter:
     def canonical(self, live: Any) -> dict[str, Any]:
         state = nnx.state(live) if isinstance(live, nnx.Module) else live
         random = self.random()
-        leaves = zip(_paths(state), jax.tree.leaves(state), strict=True)
+        layout = Layout.at(_paths(state), None, _constants(state))
+        leaves = zip(layout.parameters, layout.take(state), strict=True)
         return unflatten({path: leaf for path, leaf in leaves if path not in random})
 
     def _define(self) -> _Definition:
