@@ -246,6 +246,9 @@ def test_one_changed_byte_is_found_before_anything_is_loaded(bundle, tmp_path):
     assert record.file in str(caught.value.where)
     assert other.manifest.files[record.file].sha256 in str(caught.value.where)
     assert "servax compile" in str(caught.value.remedy)
+    mark = fingerprint.current([jax.devices()[0]])
+    assert not aot.is_usable(other, "predict", SMALL, mark)
+    assert aot.is_usable(other, "predict", LARGE, mark)
     assert aot.load(other, "predict", LARGE, jax.devices()[0]).target == "aot"
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from servax.core.errors import BundleError, UsageError
-from servax.targets.bundle import Bundle, BundleWriter, amend
+from servax.targets.bundle import Bundle, BundleWriter, amend, is_bundle
 from servax.targets.manifest import FileRecord, Manifest, ProvenanceRecord
 
 
@@ -311,3 +311,13 @@ def test_reading_a_bundle_imports_no_jax(tmp_path):
         timeout=120,
     )
     assert child.stdout.strip() == "[]"
+
+
+def test_what_is_a_bundle(tmp_path):
+    write(tmp_path / "net.bundle")
+    assert is_bundle(tmp_path / "net.bundle")
+    assert is_bundle(str(tmp_path / "net.bundle"))
+    assert not is_bundle(tmp_path)
+    assert not is_bundle(tmp_path / "nothing")
+    assert not is_bundle("http://localhost:8000")
+    assert not is_bundle("net.py:model")

@@ -124,6 +124,7 @@ def test_one_symbolic_artifact_serves_every_size():
     assert isinstance(made, exported.ExportedProgram)
     assert made.record.file == "programs/predict/symbolic.jaxexport"
     assert made.record.fixed == {}
+    assert "tensor<?x?x4xf32>" in exported.stablehlo_text(made.data)
     program = jax.export.deserialize(bytearray(made.data))
     for shape in ((1, 1, 4), (3, 5, 4), (7, 2, 4)):
         x = np.random.default_rng(2).normal(size=shape).astype(np.float32)

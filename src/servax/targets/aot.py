@@ -116,6 +116,15 @@ def add(bundle: Bundle, executables: Sequence[CompiledExecutable]) -> Bundle:
     return amend(bundle, {each.record.file: each.data for each in executables}, change)
 
 
+def is_usable(bundle: Bundle, function: str, bucket: Bucket, mark: Fingerprint) -> bool:
+    """Whether the bundle has an executable of this bucket for the fingerprint `mark`, current and undamaged."""
+    try:
+        _read(bundle, _find(bundle, function, bucket, mark))
+    except ArtifactUnavailable:
+        return False
+    return True
+
+
 def load(
     bundle: Bundle, function: str, bucket: Bucket, device: Device, *, mark: Fingerprint | None = None
 ) -> LoadedProgram:
@@ -135,16 +144,7 @@ def load(
     start = time.perf_counter()
     mark = mark or fingerprint.current([device])
     record = _find(bundle, function, bucket, mark)
-    try:
-        data = bundle.read(record.file)
-    except BundleError as error:
-        raise ArtifactUnavailable(
-            f"an executable cannot be used: {error.what}",
-            where=error.where,
-            seen=error.seen,
-            expected=error.expected,
-            remedy=_compile(bundle),
-        ) from error
+    data = _read(bundle, record)
     _prepare_libraries(record.custom_calls)
     in_tree, out_tree = _trees(bundle.manifest, bundle.manifest.functions[function])
     try:
@@ -168,6 +168,19 @@ def load(
         memory=program.memory if program and program.memory else cost.memory(compiled),
         stablehlo=(lambda: read_export(bundle, program).mlir_module()) if program else None,
     )
+
+
+def _read(bundle: Bundle, record: ExecutableRecord) -> bytes:
+    try:
+        return bundle.read(record.file)
+    except BundleError as error:
+        raise ArtifactUnavailable(
+            f"an executable cannot be used: {error.what}",
+            where=error.where,
+            seen=error.seen,
+            expected=error.expected,
+            remedy=_compile(bundle),
+        ) from error
 
 
 def _find(bundle: Bundle, function: str, bucket: Bucket, mark: Fingerprint) -> ExecutableRecord:

@@ -132,7 +132,9 @@ class Bundle:
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a directory with a manifest."""
+    """Whether `path` is a directory with a manifest; a server's URL is none."""
+    if str(path).startswith(("http://", "https://")):
+        return False
     return (epath.Path(path).expanduser() / MANIFEST).exists()
 
 

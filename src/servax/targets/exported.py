@@ -135,6 +135,11 @@ def load(bundle: Bundle, function: str, bucket: Bucket, device: Device) -> Loade
     )
 
 
+def stablehlo_text(data: bytes) -> str:
+    """The StableHLO of a serialized export, for people to read."""
+    return jax.export.deserialize(bytearray(data)).mlir_module()
+
+
 def _jitted(function: Function) -> jax.stages.Wrapped:
     """The function over dictionaries. Donation is written into the module; callers of the artifact declare it again."""
     donated = () if function.state is None else (1,)

@@ -50,7 +50,8 @@ def compile_bundle(path: str | os.PathLike[str], *, platform: str | None = None)
         )
     mark = fingerprint.current([device])
     keys = list(bundle.manifest.grid())
-    missing = [key for key in keys if bundle.manifest.executable(mark.id, key[0], key[1].label) is None]
+    # A damaged executable counts as missing: `compile` is the remedy that its error names.
+    missing = [key for key in keys if not aot.is_usable(bundle, *key, mark)]
 
     def job(function: str, bucket: Bucket) -> Callable[[], aot.CompiledExecutable]:
         return lambda: aot.compile_executable(bundle, function, bucket, device)
