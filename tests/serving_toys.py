@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import jax
@@ -124,11 +125,9 @@ def toy(name: str = "toy", **changes) -> LocalServable:
 
 
 class Held:
-    """A program that waits inside the device's thread until it is let go: so tests see a busy device without sleeping."""
+    """A program that waits on the device's thread until it is let go: a busy device, without sleeping."""
 
     def __init__(self, loaded: LoadedProgram) -> None:
-        import threading
-
         self.loaded = loaded
         self.holding = False
         self.entered = threading.Event()

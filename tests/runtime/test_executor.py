@@ -1,0 +1,75 @@
+import threading
+
+import jax
+import pytest
+
+from servax.core.errors import NotReady
+from servax.runtime import executor as executors
+
+DEVICE = jax.devices()[0]
+
+
+def test_calls_run_on_one_thread_and_give_back_what_they_return_or_raise():
+    executor = executors.acquire(DEVICE)
+    try:
+        names = {executor.call(lambda: threading.current_thread().name) for _ in range(3)}
+        assert names == {"servax-cpu-0"}
+        with pytest.raises(KeyError, match="lost"):
+            executor.call(lambda: {}["lost"])
+        assert executor.alive
+    finally:
+        executors.release(executor)
+
+
+def test_the_thread_lives_as_long_as_someone_holds_it():
+    first, second = executors.acquire(DEVICE), executors.acquire(DEVICE)
+    assert first is second
+    executors.release(first)
+    assert second.alive
+    executors.release(second)
+    assert not second.alive
+    with pytest.raises(NotReady, match="thread has ended"):
+        second.call(lambda: 1)
+
+
+def test_work_that_waits_when_it_is_closed_is_answered():
+    executor = executors.Executor(DEVICE)
+    running, go = threading.Event(), threading.Event()
+    outcomes = []
+
+    def hold() -> None:
+        running.set()
+        assert go.wait(60)
+
+    def ask(function) -> None:
+        try:
+            outcomes.append(executor.call(function))
+        except NotReady as error:
+            outcomes.append(error)
+
+    first = threading.Thread(target=ask, args=(hold,))
+    first.start()
+    running.wait()
+    second = threading.Thread(target=ask, args=(lambda: "never",))
+    second.start()
+    while executor.waiting == 0:
+        assert second.is_alive()
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    second.join()
+    assert isinstance(outcomes[0], NotReady)
+    go.set()
+    first.join()
+    closing.join()
+    assert outcomes[1] is None
+
+
+def test_the_guard_is_on_from_the_first_call():
+    import jax.numpy as jnp
+
+    executor = executors.acquire(DEVICE)
+    try:
+        with pytest.raises(RuntimeError, match="no_tracing"):
+            executor.call(lambda: jnp.ones(17))
+    finally:
+        executors.release(executor)

@@ -1,0 +1,116 @@
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+import serving_toys as toys
+from servax.core.errors import InvalidInput, StartupError
+from servax.core.tensors import Signature, TensorSpec
+from servax.model.processors import Text
+from servax.runtime.processors import Processing
+from servax.runtime.runner import ServedFunction
+
+WORDS = {"[UNK]": 0, "hello": 1, "world": 2, "again": 3}
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A word-level tokenizer written by hand: each word is its own number."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [],
+                "normalizer": None,
+                "pre_tokenizer": {"type": "Whitespace"},
+                "post_processor": None,
+                "decoder": None,
+                "model": {"type": "WordLevel", "vocab": WORDS, "unk_token": "[UNK]"},
+            }
+        )
+    )
+    return path
+
+
+def function(tokenizer, max_length: int = 3) -> ServedFunction:
+    return ServedFunction(
+        Signature((TensorSpec("tokens", "int32", ("batch", "length")),)),
+        processors={"tokens": Text(tokenizer, max_length)},
+    )
+
+
+def test_texts_become_ragged_rows_cut_to_the_longest_allowed(tokenizer):
+    processing = Processing.of(function(tokenizer))
+    rows = processing({"text": ["hello", "hello world again hello", "who"]})["tokens"]
+    assert [row.tolist() for row in rows] == [[1], [1, 2, 3], [0]]
+    assert {row.dtype.name for row in rows} == {"int32"}
+    assert processing.texts == {"text": "tokens"}
+
+
+def test_arrays_of_text_and_bytes_are_read(tokenizer):
+    processing = Processing.of(function(tokenizer))
+    for texts in (np.array(["world"]), np.array(["world"], object), [b"world"]):
+        assert processing({"text": texts})["tokens"][0].tolist() == [2]
+
+
+def test_requests_with_tokens_pass_untouched(tokenizer):
+    tensors = {"tokens": [[1]]}
+    processing = Processing.of(function(tokenizer))
+    assert processing(tensors) is tensors
+    assert not processing.needed(tensors)
+    assert processing.needed({"text": []})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "what", "seen"),
+    [
+        ({"text": "hello"}, "not a list of texts", "a single str"),
+        ({"text": [["hello"]]}, "not a list of texts", "rank 2"),
+        ({"text": ["hello", 3]}, "not a text", "int"),
+        ({"text": [b"\xff"]}, "not UTF-8", "invalid start byte"),
+        ({"text": ["hello"], "tokens": [[1]]}, "both sent", None),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(tokenizer, tensors, what, seen):
+    with pytest.raises(InvalidInput) as caught:
+        Processing.of(function(tokenizer))(tensors)
+    assert what in caught.value.what
+    assert caught.value.where.startswith("text")
+    assert seen is None or seen in caught.value.seen
+
+
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    with pytest.raises(StartupError) as caught:
+        Processing.of(function(path))
+    assert caught.value.where == str(path)
+    assert "tokenizer.json" in caught.value.expected
+
+
+def test_a_servable_takes_text_in_place_of_tokens(tokenizer):
+    spec = TensorSpec("x", "int32", ("batch", "length"))
+    ids = ServedFunction(
+        Signature((TensorSpec("n", "int32", ("batch",)), spec), toys.TOTAL.outputs, lengths={"n": "length"}),
+        processors={"x": Text(tokenizer, 16)},
+    )
+    import jax
+
+    from servax.stages.buckets import Bucket, BucketGrid
+    from servax.targets.target import ProgramTable
+
+    bucket = Bucket.of(batch=4, length=16)
+    program = toys.compiled(toys.total_flat, ids.signature, bucket, jax.devices()[0])
+    with toys.toy(
+        functions={"total": ids},
+        grid=BucketGrid({"total": (bucket,)}),
+        table=ProgramTable({("total", bucket): program}),
+        state=(),
+    ).warm() as servable:
+        assert servable.texts == {"total": {"text": "x"}}
+        assert servable.predict(text=["hello world", "again"])["sum"].tolist() == [3, 3]
+        assert asyncio.run(servable.predict_async(text=["world"]))["sum"].tolist() == [2]

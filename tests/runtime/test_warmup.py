@@ -1,0 +1,87 @@
+import jax
+import numpy as np
+import pytest
+
+import serving_toys as toys
+from servax.core.errors import StartupError
+from servax.core.events import StepAdvanced, StepFinished, StepStarted, listening
+from servax.core.tensors import Signature, TensorSpec
+from servax.runtime.warmup import RUNS, RUNS_ELSEWHERE, filled
+from servax.stages.buckets import Bucket
+
+
+def test_every_program_runs_before_ready_with_committed_arrays():
+    calls = {}
+
+    def watched(key):
+        program = toys.table()[key].program
+
+        def call(params, state, inputs):
+            calls.setdefault(key, []).append(
+                {(str(leaf.sharding), leaf.committed, leaf.shape) for leaf in (*params, *state, *inputs)}
+            )
+            return program(params, state, inputs)
+
+        return call
+
+    table = toys.table()
+    for key in table:
+        table = type(table)({**table.programs, key: type(table[key])(watched(key), "jit")})
+    with toys.toy(table=table) as servable:
+        servable.warm()
+        assert {key: len(runs) for key, runs in calls.items()} == dict.fromkeys(toys.GRID, 2)
+        servable.predict(x=np.ones((1, 3), np.float32))
+        first, *rest = calls["predict", Bucket.of(batch=1, length=8)]
+        assert all(run == first for run in rest), "real traffic differs from what was warmed"
+
+
+def test_accelerators_run_every_program_three_times():
+    assert (RUNS.get("cpu", RUNS_ELSEWHERE), RUNS.get("gpu", RUNS_ELSEWHERE)) == (2, 3)
+
+
+def test_progress_is_told_program_by_program():
+    told = []
+    with toys.toy() as servable, listening(told.append):
+        servable.warm()
+    steps = [event for event in told if isinstance(event, StepStarted | StepAdvanced | StepFinished)]
+    assert (steps[0].step, steps[0].total) == ("warm", len(toys.GRID))
+    assert [event.detail for event in steps[1:-1]] == [f"{name}@{bucket.label}" for name, bucket in toys.GRID]
+    assert isinstance(steps[-1], StepFinished)
+
+
+def test_a_program_that_fails_is_named():
+    key = ("total", Bucket.of(batch=4, length=16))
+
+    def broken(params, state, inputs):
+        raise ValueError("no good")
+
+    with toys.toy(table=toys.with_program(key, broken)) as servable:
+        with pytest.raises(StartupError) as caught:
+            servable.warm()
+        assert caught.value.where == "total@batch=4,length=16"
+        assert "no good" in caught.value.seen
+        assert len(servable.progress.left) == 2
+
+
+def test_buffers_hold_pad_values_and_full_lengths():
+    signature = Signature(
+        (
+            TensorSpec("tokens", "int32", ("batch", "length"), pad=7),
+            TensorSpec("n", "int32", ("batch",)),
+            TensorSpec("mask", "bool", ("batch", 2)),
+        ),
+        lengths={"n": "length"},
+    )
+    mask, n, tokens = filled(signature, Bucket.of(batch=2, length=3))
+    np.testing.assert_array_equal(mask, np.zeros((2, 2), bool))
+    np.testing.assert_array_equal(n, [3, 3])
+    np.testing.assert_array_equal(tokens, np.full((2, 3), 7))
+    assert [array.dtype.name for array in (mask, n, tokens)] == ["bool", "int32", "int32"]
+
+
+def test_costs_are_recorded_for_the_planner():
+    with toys.toy() as servable:
+        servable.warm()
+        assert set(servable.costs) == set(toys.GRID)
+        assert all(seconds > 0 for seconds in servable.costs.values())
+        assert jax.devices()[0] is servable.device
