@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
 import logging
 import re
 from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from servax.checkpoint.memory import returned_when_freed
@@ -81,7 +84,7 @@ def open_orbax(location: Location) -> OrbaxSource:
     items: list[_Item] = []
     for name in location.items:
         with _as_checkpoint_errors(location):
-            metadata = ocp.metadata(location.directory, checkpointable_name=name).metadata
+            metadata = _metadata(location.directory, name)
         keyed, structure = jax.tree_util.tree_flatten_with_path(metadata)
         keys = _random_keys(location, name)
         prefix: KeyPath = (name,) if name is not None and len(location.items) > 1 else ()
@@ -95,6 +98,19 @@ def open_orbax(location: Location) -> OrbaxSource:
                 places[path] = place
         items.append(_Item(name, structure, places, len(keyed)))
     return OrbaxSource(location, leaves, tuple(items))
+
+
+def _metadata(directory: epath.Path, item: str | None) -> Any:
+    """The tree of one item with a description at each leaf.
+
+    Of a damaged item Orbax gives nothing and logs why; asking the tree's own handler raises it.
+    """
+    metadata = ocp.metadata(directory, checkpointable_name=item).metadata
+    if not jax.tree.leaves(metadata):
+        tree = ocp.handlers.PyTreeHandler().metadata(directory / item if item else directory)
+        with ThreadPoolExecutor(1) as thread:  # A notebook's main thread has an event loop running already.
+            metadata = thread.submit(asyncio.run, tree).result()
+    return metadata
 
 
 def read_groups(leaves: Mapping[KeyPath, StoredLeaf], targets: Mapping[KeyPath, Target]) -> Iterator[list[KeyPath]]:
@@ -170,14 +186,30 @@ def _as_checkpoint_errors(location: Location) -> Generator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        messages: list[str] = []
-        cause: BaseException | None = error
-        while cause is not None:
-            messages.append(str(cause))
-            cause = cause.__cause__ or cause.__context__
+        messages = [str(each) for each in _chain(error)]
         files = [file for message in reversed(messages) for file in reversed(_LOCAL_FILE.findall(message))]
         message = next((match[1] for text in reversed(messages) if (match := _CAUSE.match(text))), messages[-1])
-        raise _damaged(location, files[0] if files else str(location.directory), message) from error
+        file = files[0] if files else _unreadable_json(location) or str(location.directory)
+        raise _damaged(location, file, message or type(error).__name__) from error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it came from, as a traceback would show it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+
+
+def _unreadable_json(location: Location) -> str | None:
+    """The first metadata file that is no JSON: Orbax's own message does not name it."""
+    for item in location.items:
+        file = (location.directory / item if item else location.directory) / "_METADATA"
+        try:
+            json.loads(file.read_text())
+        except (ValueError, OSError):
+            return str(file)
+    return None
 
 
 def _quiet_reads(record: logging.LogRecord) -> bool:
