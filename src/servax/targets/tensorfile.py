@@ -29,7 +29,11 @@ def tensors_to_bytes(tensors: Mapping[str, Array], metadata: Mapping[str, str] |
             as_bytes[name] = f"{whole.dtype.name}:{','.join(map(str, whole.shape))}"
             whole = np.frombuffer(whole.tobytes(), np.uint8)
         stored[name] = whole
-    return safetensors.numpy.save(stored, {**(metadata or {}), "as_bytes": msgspec.json.encode(as_bytes).decode()})
+    notes = dict(metadata or {})
+    if as_bytes:
+        # Only where it is needed: safetensors writes several notes in an order that changes from run to run.
+        notes["as_bytes"] = msgspec.json.encode(as_bytes).decode()
+    return safetensors.numpy.save(stored, notes)
 
 
 def tensors_from_bytes(data: bytes) -> tuple[dict[str, Array], dict[str, str]]:
