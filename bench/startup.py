@@ -1,0 +1,98 @@
+"""From process start to ready: `aot` against `jit` without a cache, on MiniLM with 12 buckets, side by side.
+
+Each start is a process of its own; the two alternate, so that a machine whose speed drifts treats them alike. Printed
+are medians and their ratio, by part: imports, restore, executables (loaded, or traced, lowered and compiled), warm
+run, and what is left: the device, the tokenizer, the manifest. Raw numbers go to bench/results/startup.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from workloads import machine, minilm_bundle, write_results
+
+PARTS = ("imports", "restore", "executables", "warm", "other", "total")
+
+
+def child(bundle: str, require: str) -> None:
+    """One start, measured from inside; prints JSON."""
+    import jax.monitoring
+
+    compiles: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, seconds, **_: compiles.append(name) if name.startswith("/jax/core/compile") else None
+    )
+    from servax.api.load import load_local
+    from servax.core.events import Event, StepFinished, listening
+
+    started = float(os.environ["STARTED"])
+    imported = time.time()
+    steps: dict[str, float] = {}
+
+    def listener(event: Event) -> None:
+        if isinstance(event, StepFinished):
+            steps[event.step] = steps.get(event.step, 0.0) + event.seconds
+
+    with listening(listener):
+        servable = load_local(bundle, require=require)
+        loaded = time.time()
+        servable.warm()
+    ready = time.time()
+    parts = {
+        "imports": imported - started,
+        "restore": steps["restore"],
+        "executables": steps["load executables" if require == "aot" else "compile"],
+        "warm": ready - loaded,
+    }
+    print(
+        json.dumps(
+            {
+                **parts,
+                "other": ready - started - sum(parts.values()),
+                "total": ready - started,
+                "compile_events": len(compiles),
+            }
+        )
+    )
+    servable.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--child", nargs=2, metavar=("BUNDLE", "REQUIRE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(*arguments.child)
+        return
+
+    bundle = minilm_bundle(["jit", "aot"])
+    runs: dict[str, list[dict[str, float]]] = {"aot": [], "jit": []}
+    for number in range(arguments.runs + 1):
+        for wrapper, results in runs.items():
+            command = [sys.executable, __file__, "--child", str(bundle), wrapper]
+            environment = {**os.environ, "STARTED": repr(time.time())}
+            output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+            if number:  # the first of each warms the page cache
+                results.append(json.loads(output.splitlines()[-1]))
+    medians = {
+        wrapper: {part: statistics.median(run[part] for run in results) for part in (*PARTS, "compile_events")}
+        for wrapper, results in runs.items()
+    }
+    print(f"{'':<16}{'aot':>10}{'jit':>10}{'jit / aot':>12}")
+    for part in PARTS:
+        aot, jit = medians["aot"][part], medians["jit"][part]
+        print(f"{part:<16}{aot:>8.3f} s{jit:>8.3f} s{jit / aot:>11.2f}x")
+    print(f"{'compile events':<16}{medians['aot']['compile_events']:>10.0f}{medians['jit']['compile_events']:>10.0f}")
+    write_results(Path(__file__), {"machine": machine(), "runs": runs, "medians": medians})
+
+
+if __name__ == "__main__":
+    main()
