@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
+from servax.checkpoint.saving import save
 from servax.core.tensors import Signature, TensorSpec
 from servax.core.trees import flatten, path_text
 from servax.model.function import Function
@@ -142,7 +142,7 @@ def write_bundle(
             ]
             manifest = aot.add(draft, compiled).manifest
         if flatten(params):
-            ocp.save(writer.root / "params", params)
+            save(writer.root / "params", params)
         writer.write("README.md", readme.readme_text(manifest))
         return writer.finish(manifest)
 

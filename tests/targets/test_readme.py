@@ -2,10 +2,12 @@ import re
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from bundle_toys import COUNT, PARAMS, STATIC, TOY, manifest_of, write_bundle
+from bundle_toys import COUNT, PARAMS, STATIC, TOY, _function, manifest_of, write_bundle
+from servax.stages.buckets import Bucket
 from servax.targets.manifest import SavedModelRecord
 from servax.targets.readme import readme_text
 
@@ -59,6 +61,25 @@ def test_the_snippet_of_a_stateful_function_passes_its_state(tmp_path):
     assert child.stdout.splitlines() == ["total float32 ()", "[0.0, 0.0, 0.0, 0.0]"]
 
 
+def test_the_snippet_keeps_keys_that_look_like_numbers_and_narrow_dtypes(tmp_path):
+    params = {
+        "layers": {str(n): {"w": np.full((2,), n, ml_dtypes.bfloat16)} for n in range(11)},
+        "scale": np.array(3, np.int32),
+    }
+
+    def call(params, state, inputs):
+        total = sum(layer["w"].astype("float32") * int(n) for n, layer in params["layers"].items())
+        return None, {"y": inputs["x"] + total * params["scale"]}
+
+    function = _function("embed", {"x": "float32[batch, 2]"}, {"y": "float32[batch, 2]"}, call)
+    bundle = write_bundle(tmp_path / "toy.bundle", {"embed": (function, (Bucket.of(batch=1),))}, params)
+    (snippet,) = snippets(bundle.read("README.md").decode(), "python")
+    child = run(snippet + "\nprint(outputs['y'].tolist())", bundle.root)
+    assert child.returncode == 0, child.stderr
+    # 3 * (0 * 0 + 1 * 1 + ... + 10 * 10)
+    assert child.stdout.splitlines()[-1] == "[[1155.0, 1155.0]]"
+
+
 def test_functions_and_the_way_to_serve_are_named(bundle):
     text = bundle.read("README.md").decode()
     assert "`predict`: `x: float32[batch, length, 4]` gives `double.y: float32[batch, length, 4]`, `y:" in text
@@ -69,12 +90,11 @@ def test_functions_and_the_way_to_serve_are_named(bundle):
 def test_a_saved_model_is_copied_under_a_version():
     record = SavedModelRecord(tensorflow="2.21.0", stablehlo="1.13.7", signatures={"serving_default": "predict"})
     manifest = manifest_of(TOY, PARAMS, ["cpu"]).model_copy(
-        update={"saved_model": record, "targets": ("aot", "export", "saved_model")}
+        update={"saved_model": record, "targets": ("export", "saved_model")}
     )
     text = readme_text(manifest)
     assert "cp -r saved_model/. models/toy/1/" in text
     assert "TensorFlow 2.21.0" in text
-    assert "--require aot" in text
 
 
 def test_the_copy_command_puts_the_saved_model_under_model_and_version(tmp_path):

@@ -11,7 +11,7 @@ def readme_text(manifest: Manifest) -> str:
     lines = [
         f"# {manifest.name}",
         "",
-        f"A [servax](https://pypi.org/project/servax/) bundle, built {manifest.created}: one checkpoint, "
+        f"A servax bundle, built {manifest.created}: one checkpoint, "
         f"{len(manifest.functions)} function{'s' if len(manifest.functions) != 1 else ''}, targets "
         f"{', '.join(manifest.targets)}, platforms {', '.join(manifest.platforms)}.",
         "`servax inspect` on this directory shows everything that is in it; run the snippets from within it.",
@@ -49,8 +49,7 @@ def readme_text(manifest: Manifest) -> str:
 
 
 def _serve(manifest: Manifest) -> str:
-    require = " --require aot" if "aot" in manifest.targets else ""
-    return f"servax serve . --http 8000{require}\ncurl localhost:8000/v2/models/{manifest.name}"
+    return f"servax serve . --http 8000\ncurl localhost:8000/v2/models/{manifest.name}"
 
 
 def _signature(record: FunctionRecord) -> str:
