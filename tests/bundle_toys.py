@@ -33,7 +33,7 @@ PARAMS = {
 MANY = {f"leaf{number:04}": np.asarray(number % 7, np.float32) for number in range(2000)}
 
 
-def _function(name, inputs, outputs, call, *, state=None, batch="batch") -> Function:
+def make_function(name, inputs, outputs, call, *, state=None, batch="batch") -> Function:
     def specs(texts):
         return tuple(TensorSpec.parse(key, texts[key]) for key in sorted(texts))
 
@@ -55,23 +55,23 @@ def _count(params, state, inputs):
     return {"seen": seen}, {"total": seen.sum()}
 
 
-PREDICT = _function(
+PREDICT = make_function(
     "predict",
     {"x": "float32[batch, length, 4]"},
     {"y": "float32[batch, length, 4]", "double.y": "float32[batch, length, 4]"},
     _predict,
 )
-COUNT = _function(
+COUNT = make_function(
     "count", {"x": "float32[4]"}, {"total": "float32[]"}, _count, state={"seen": "float32[4]"}, batch=None
 )
-INVERSE = _function(
+INVERSE = make_function(
     "inverse",
     {"x": "float32[3, 3]"},
     {"y": "float32[3, 3]"},
     lambda params, state, inputs: (None, {"y": jnp.linalg.inv(inputs["x"])}),
     batch=None,
 )
-MANY_LEAVES = _function(
+MANY_LEAVES = make_function(
     "many",
     {"x": "float32[batch]"},
     {"y": "float32[batch]"},

@@ -14,8 +14,8 @@ from bundle_toys import (
     PREDICT,
     SMALL,
     STATIC,
-    _function,
     flat_params,
+    make_function,
     predict_by_numpy,
     put,
     write_bundle,
@@ -32,7 +32,7 @@ def bundle(tmp_path_factory):
 
 
 def with_call(call, inputs=None, outputs=None, **options):
-    return _function(
+    return make_function(
         "predict", inputs or {"x": "float32[batch, 4]"}, outputs or {"y": "float32[batch, 4]"}, call, **options
     )
 

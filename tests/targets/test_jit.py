@@ -17,8 +17,8 @@ from bundle_toys import (
     PREDICT,
     SMALL,
     STATIC,
-    _function,
     flat_params,
+    make_function,
     predict_by_numpy,
     put,
 )
@@ -94,14 +94,14 @@ def test_lapack_and_callbacks_need_no_artifact_and_work():
         doubled = jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct((3, 3), jnp.float32), inputs["x"])
         return None, {"y": jnp.linalg.inv(doubled)}
 
-    function = _function("predict", {"x": "float32[3, 3]"}, {"y": "float32[3, 3]"}, call, batch=None)
+    function = make_function("predict", {"x": "float32[3, 3]"}, {"y": "float32[3, 3]"}, call, batch=None)
     loaded = jit.load(function, STATIC, {}, jax.devices()[0])
     x = np.array([[2, 0, 0], [0, 4, 1], [0, 0, 1]], np.float32)
     np.testing.assert_allclose(loaded.program((), (), (put(x),))[1][0], np.linalg.inv(2 * x), rtol=1e-5)
 
 
 def test_a_function_that_does_not_trace_is_a_model_error():
-    function = _function("broken", {"x": "float32[2]"}, {"y": "float32[2]"}, lambda *_: 1 / 0, batch=None)
+    function = make_function("broken", {"x": "float32[2]"}, {"y": "float32[2]"}, lambda *_: 1 / 0, batch=None)
     with pytest.raises(ModelError, match="does not trace") as caught:
         jit.load(function, STATIC, {}, jax.devices()[0])
     assert caught.value.where == "broken@static"

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bundle_toys import COUNT, PARAMS, STATIC, TOY, _function, manifest_of, write_bundle
+from bundle_toys import COUNT, PARAMS, STATIC, TOY, make_function, manifest_of, write_bundle
 from servax.stages.buckets import Bucket
 from servax.targets.manifest import SavedModelRecord
 from servax.targets.readme import readme_text
@@ -71,7 +71,7 @@ def test_the_snippet_keeps_keys_that_look_like_numbers_and_narrow_dtypes(tmp_pat
         total = sum(layer["w"].astype("float32") * int(n) for n, layer in params["layers"].items())
         return None, {"y": inputs["x"] + total * params["scale"]}
 
-    function = _function("embed", {"x": "float32[batch, 2]"}, {"y": "float32[batch, 2]"}, call)
+    function = make_function("embed", {"x": "float32[batch, 2]"}, {"y": "float32[batch, 2]"}, call)
     bundle = write_bundle(tmp_path / "toy.bundle", {"embed": (function, (Bucket.of(batch=1),))}, params)
     (snippet,) = snippets(bundle.read("README.md").decode(), "python")
     child = run(snippet + "\nprint(outputs['y'].tolist())", bundle.root)
