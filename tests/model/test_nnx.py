@@ -112,7 +112,7 @@ def test_plain_arrays_are_arguments_not_constants():
 @pytest.mark.parametrize(
     "saved",
     [
-        lambda net: nnx.state(net),
+        nnx.state,
         lambda net: nnx.to_pure_dict(nnx.state(net)),
         lambda net: nnx.split(net)[1],
         lambda net: nnx.state(net, nnx.Param),

@@ -95,7 +95,7 @@ class Adapter(Protocol):
         ...
 
 
-def net_call(net: Net, **inputs: Any) -> Any:
+def net_call(net: Net, /, **inputs: Any) -> Any:
     """The call of a module itself."""
     return net(**inputs)
 

@@ -112,7 +112,7 @@ def _known(leaf: Any) -> np.ndarray | None:
     return None if isinstance(leaf, Tracer | jax.ShapeDtypeStruct) else np.asarray(leaf)
 
 
-def _call_with_state(net: Net, **inputs: Any) -> Any:
+def _call_with_state(net: Net, /, **inputs: Any) -> Any:
     """The call of a module that takes its `State` and gives it back; in inference mode it comes back as it was."""
     module, state = net
     result = module(**inputs, state=state)

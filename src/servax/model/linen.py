@@ -85,7 +85,7 @@ class LinenAdapter:
         variables = definition.layout.restore(params)
         if definition.bare:
             variables = {PARAMS: variables}
-        return linen.apply(function, self._module)(variables, *arguments, **inputs)
+        return linen.apply(lambda net: function(net, *arguments, **inputs), self._module)(variables)
 
     def canonical(self, live: Any) -> dict[str, Any]:
         variables = linen.meta.unbox(live.variables if isinstance(live, linen.Module) else live)

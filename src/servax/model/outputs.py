@@ -153,9 +153,10 @@ def _explain(
         for axis in range(len(base.outputs[name].shape)):
             dim = _dim(name, axis, base, varied)
             if dim is None or any(evaluate_dim(dim, s.sizes) != s.outputs[name].shape[axis] for s in everything):
-                sizes = ", ".join(
-                    dict.fromkeys(f"{seen.outputs[name].shape[axis]} at {_at(seen)}" for seen in everything)
-                )
+                first: dict[int, str] = {}
+                for seen in everything:
+                    first.setdefault(seen.outputs[name].shape[axis], _at(seen))
+                sizes = ", ".join(f"{size} at {at}" for size, at in first.items())
                 faults.append(f"output {name!r}, axis {axis}, has size {sizes}")
             else:
                 shape.append(dim)

@@ -1,0 +1,54 @@
+"""Events reach whoever listens, in order, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from servax.core.events import (
+    Event,
+    Notice,
+    StateChanged,
+    StepFinished,
+    StepStarted,
+    emit,
+    listening,
+    step,
+    subscribe,
+)
+
+
+def test_listeners_hear_events_until_they_leave():
+    heard: list[Event] = []
+    leave = subscribe(heard.append)
+    emit(Notice("one"))
+    leave()
+    leave()
+    emit(Notice("two"))
+    assert heard == [Notice("one")]
+
+
+def test_listeners_are_called_in_order_of_subscription():
+    order: list[str] = []
+    with listening(lambda event: order.append("first")), listening(lambda event: order.append("second")):
+        emit(StateChanged("net", "READY"))
+    emit(StateChanged("net", "DRAINING"))
+    assert order == ["first", "second"]
+
+
+def test_a_step_is_told_with_its_duration():
+    heard: list[Event] = []
+    with listening(heard.append), step("restore", total=3):
+        emit(Notice("inside"))
+    started, inside, finished = heard
+    assert started == StepStarted("restore", 3)
+    assert inside == Notice("inside")
+    assert isinstance(finished, StepFinished)
+    assert finished.step == "restore"
+    assert finished.seconds >= 0
+
+
+def test_a_step_that_raises_is_not_finished():
+    heard: list[Event] = []
+    with listening(heard.append), pytest.raises(ValueError, match="broken"), step("restore"):
+        raise ValueError("broken")
+    assert heard == [StepStarted("restore")]
