@@ -72,19 +72,27 @@ def constant_bytes(source: Source) -> int:
 def for_version(artifact: bytes, version: str) -> bytes:
     """A portable artifact, serialized for the consumer whose StableHLO has this version (`1.13.7`).
 
+    Composites (`jax.lax.erf` is one) become calls of what they are composed of: TensorFlow works out the shapes inside
+    a call of symbolic dimensions, but not inside a composite.
+
+    A consumer newer than the installed jaxlib gets jaxlib's own version: StableHLO reads five years back.
+
     Raises:
-      BuildError: the module holds an operation that the version does not know.
+      BuildError: the module holds an operation that the version does not know, or the version is none that jaxlib
+        writes.
     """
     module = _module(artifact)
+    _decompose(module)
     try:
-        return portable.serialize_portable_artifact(module, version)
+        target = min(version, current_version(), key=_number)
+        return portable.serialize_portable_artifact(module, target)
     except Exception as error:
         # MLIR reports what it found in exceptions of many kinds: each one means the version cannot express the module.
         raise BuildError(
             f"the program cannot be written for StableHLO {version}",
-            seen=f"a program for {version_of(artifact)} with an operation that {version} does not have: "
+            seen=f"a program for {version_of(artifact)}: "
             + (str(error).strip().splitlines() or [type(error).__name__])[0],
-            expected=f"a version from {minimum_version()} to {current_version()}",
+            expected=f"a version from {minimum_version()} to {current_version()} that has every operation of it",
             remedy="use a consumer with a newer StableHLO, or leave the operation out of the function",
         ) from error
 
@@ -111,6 +119,10 @@ def minimum_version() -> str:
     return str(dialect.get_minimum_version())
 
 
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
 def _module(source: Source) -> Any:
     if isinstance(source, jax.stages.Lowered):
         return source.compiler_ir("stablehlo")
@@ -124,15 +136,30 @@ def _module(source: Source) -> Any:
 def _walk(source: Source) -> Iterator[Any]:
     # The module is held here: operations are views of it.
     module = _module(source)
+    yield from _visit(module.operation)
 
-    def visit(operation: Any) -> Iterator[Any]:
-        yield operation
-        for region in operation.regions:
-            for block in region.blocks:
-                for inner in block.operations:
-                    yield from visit(inner.operation)
 
-    yield from visit(module.operation)
+def _visit(operation: Any) -> Iterator[Any]:
+    yield operation
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _visit(inner.operation)
+
+
+def _decompose(module: Any) -> None:
+    # Collected first: operations are added and erased below.
+    for composite in [each for each in _visit(module.operation) if each.name == "stablehlo.composite"]:
+        with ir.InsertionPoint(composite), composite.location:
+            call = ir.Operation.create(
+                "func.call",
+                results=[result.type for result in composite.results],
+                operands=list(composite.operands),
+                attributes={"callee": composite.attributes["decomposition"]},
+            )
+        for old, new in zip(composite.results, call.results, strict=True):
+            old.replace_all_uses_with(new)
+        composite.erase()
 
 
 def _name(operation: Any) -> str:
