@@ -28,7 +28,7 @@ from servax.core.errors import (
 from servax.core.events import RequestDone, StateChanged, listening
 from servax.runtime import memory
 from servax.runtime.request import InferRequest
-from servax.runtime.servable import Servable, State
+from servax.runtime.servable import State
 from servax.stages.buckets import Bucket
 from servax.targets.target import ProgramTable
 
@@ -54,7 +54,6 @@ def test_answers_are_the_function_s_own_cut_to_the_request(servable):
     x = np.arange(10, dtype=np.float32).reshape(2, 5)
     np.testing.assert_array_equal(servable.predict(x=x)["y"], 2 * x + 1)
     np.testing.assert_array_equal(servable.total(x=[[1, 2, 3], [4]])["sum"], [6, 4])
-    assert isinstance(servable, Servable)
 
 
 def test_three_hundred_mixed_requests_compile_nothing(servable):

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -41,7 +41,6 @@ class Progress:
     left: tuple[str, ...] = ()
 
 
-@runtime_checkable
 class Servable(Protocol):
     """A loaded model or bundle, or a model behind a URL.
 

@@ -93,7 +93,7 @@ def plane_of(source: DataPlane | Servable | Iterable[Servable]) -> DataPlane:
     """The data plane that these make."""
     if isinstance(source, DataPlane):
         return source
-    return DataPlane([source] if isinstance(source, Servable) else source)
+    return DataPlane([source] if not isinstance(source, Iterable) else source)
 
 
 def below(scope: Scope) -> tuple[str, str]:

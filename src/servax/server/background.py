@@ -24,6 +24,10 @@ _servers: dict[tuple[str, int], BackgroundServer] = {}
 """The servers of this process by host and port asked for: a cell that is run again replaces its server."""
 
 
+_GRACE = 30.0
+"""Seconds that requests in flight have when a server is closed."""
+
+
 class BackgroundServer:
     """A server that runs until `close`; the servables are the caller's and stay open.
 
@@ -33,7 +37,7 @@ class BackgroundServer:
 
     def __init__(self, app: Any, listening: socket.socket) -> None:
         self.url = url_of(listening)
-        self._server = Server(app, drain_timeout=30.0)
+        self._server = Server(app)
         self._thread = threading.Thread(
             target=self._server.run, args=([listening],), name=f"servax-http-{self.url}", daemon=True
         )
@@ -49,7 +53,7 @@ class BackgroundServer:
 
     def close(self) -> None:
         """Stops listening, lets requests in flight finish, and ends the thread."""
-        self._server.should_exit = True
+        self._server.stop(_GRACE)
         self._thread.join()
         with _lock:
             for key in [key for key, server in _servers.items() if server is self]:

@@ -18,7 +18,7 @@ class Server(uvicorn.Server):
       failure: why it did not start or broke off; None otherwise.
     """
 
-    def __init__(self, app: Any, *, drain_timeout: float) -> None:
+    def __init__(self, app: Any) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -28,11 +28,15 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                timeout_graceful_shutdown=max(1, round(drain_timeout)),
             )
         )
         self.failure: BaseException | None = None
         self._announced = threading.Event()
+
+    def stop(self, grace: float) -> None:
+        """Stops listening, gives connections `grace` seconds to send what they owe, and ends; from any thread."""
+        self.config.timeout_graceful_shutdown = max(1, round(grace))
+        self.should_exit = True
 
     def wait_started(self) -> None:
         """Waits until it takes requests, or has failed."""

@@ -33,6 +33,9 @@ DEFAULT_DRAIN_TIMEOUT = 30.0
 
 START_FAILED = 3
 
+_GRACE = 10.0
+"""Seconds that connections have to send answers that are there."""
+
 
 def run(
     load: Loader,
@@ -57,7 +60,7 @@ def run(
         return START_FAILED
     process = _Process(load, drain_timeout, log)
     app: Any = create_app(process.plane, max_body=max_body)
-    server = Server(AccessLog(app, log) if access_log else app, drain_timeout=drain_timeout)
+    server = Server(AccessLog(app, log) if access_log else app)
     log.info("listening", url=url_of(socket))
     with listening(EventLog(log)):
         code = asyncio.run(process.serve(server, socket))
@@ -114,7 +117,7 @@ class _Process:
                     servable.warm()
         except Exception as error:
             self._failure = error
-            self._server.should_exit = True
+            self._server.stop(_GRACE)
             return
         self.plane.loading = None
         names = ",".join(servable.name for servable in self._servables)
@@ -140,7 +143,7 @@ class _Process:
             left = sum(counts)
             if left:
                 self._log.warning("not drained", requests=left, seconds=self._drain_timeout)
-        self._server.should_exit = True
+        self._server.stop(1.0 if left else _GRACE)
         if not left and not self.loading:
             for servable in self._servables:
                 await asyncio.to_thread(servable.close)

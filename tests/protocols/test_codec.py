@@ -1,0 +1,133 @@
+import json
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from servax.core.errors import InvalidInput
+from servax.protocols.open_inference.codec import DATATYPES, datatype_of, decode, encode
+
+
+def sent(data: object) -> bytes:
+    return json.dumps(data).encode()
+
+
+def test_datatype_names_are_the_specification_s():
+    assert DATATYPES == {
+        "bool": "BOOL",
+        "int8": "INT8",
+        "int16": "INT16",
+        "int32": "INT32",
+        "int64": "INT64",
+        "uint8": "UINT8",
+        "uint16": "UINT16",
+        "uint32": "UINT32",
+        "uint64": "UINT64",
+        "float16": "FP16",
+        "bfloat16": "BF16",
+        "float32": "FP32",
+        "float64": "FP64",
+        "string": "BYTES",
+    }
+    assert datatype_of("complex64") == "complex64"
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6], [[1, 2, 3], [4, 5, 6]]])
+@pytest.mark.parametrize(("datatype", "dtype"), [("FP32", "float32"), ("INT64", "int64"), ("UINT8", "uint8")])
+def test_flat_and_nested_data_are_the_same(data, datatype, dtype):
+    array = decode("x", datatype, [2, 3], sent(data))
+    assert array.dtype.name == dtype
+    np.testing.assert_array_equal(array, np.arange(1, 7).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "expected"),
+    [
+        ("BOOL", [2], [True, False], np.array([True, False])),
+        ("FP64", [], [0.5], np.float64(0.5)),
+        ("FP32", [0, 3], [], np.zeros((0, 3), np.float32)),
+        ("INT32", [2, 1, 2], [[[1, 2]], [[3, 4]]], np.array([[[1, 2]], [[3, 4]]])),
+        ("BYTES", [2], ["a", "ü"], np.array(["a", "ü"], object)),
+        ("BYTES", [2, 1], [["a"], ["b"]], np.array([["a"], ["b"]], object)),
+        ("UINT64", [1], [2**64 - 1], np.array([2**64 - 1], np.uint64)),
+    ],
+)
+def test_each_kind_is_read(datatype, shape, data, expected):
+    array = decode("x", datatype, shape, sent(data))
+    assert array.shape == np.shape(expected)
+    np.testing.assert_array_equal(array, expected)
+
+
+def test_non_finite_values_travel_as_strings():
+    values = np.array([1.5, math.nan, math.inf, -math.inf], np.float32)
+    data = encode("y", values)
+    assert data == [1.5, "NaN", "Infinity", "-Infinity"]
+    np.testing.assert_array_equal(decode("y", "FP32", [4], sent(data)), values)
+    np.testing.assert_array_equal(decode("y", "FP32", [2, 2], sent([data[:2], data[2:]])), values.reshape(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "faults"),
+    [
+        ("FP99", [1], [1], ("unknown datatype", "FP99", "BOOL")),
+        ("FP32", [2], [1], ("wrong number of values", "1 values", "2 for shape [2]")),
+        ("FP32", [-1], [1], ("negative size", "shape [-1]", None)),
+        ("FP32", [2, 2], [[1, 2], [3]], ("not nested as its shape says", "1 values at axis 1", "2 for shape [2, 2]")),
+        ("FP32", [2, 2], [[1, 2]], ("not nested as its shape says", "1 values at axis 0", "2 for shape [2, 2]")),
+        ("FP32", [1], {"a": 1}, ("not a list", "dict", "a list")),
+        ("FP32", [1], ["one"], ("not of its datatype", "'one'", "FP32: numbers")),
+        ("FP32", [1], [None], ("not of its datatype", "null", "FP32: numbers")),
+        ("FP32", [1], [True], ("not of its datatype", "True", "FP32: numbers")),
+        ("INT32", [1], [1.5], ("not of its datatype", "1.5", "INT32: integers")),
+        ("INT32", [1], ["NaN"], ("not of its datatype", "'NaN'", "INT32: integers")),
+        ("BOOL", [1], [1], ("not of its datatype", "1", "BOOL: true or false")),
+        ("BYTES", [1], [1], ("not of its datatype", "1", "BYTES: strings")),
+        ("INT8", [2], [1, 300], ("out of the range", "300", "INT8")),
+        ("UINT8", [1], [-1], ("out of the range", "-1", "UINT8")),
+        ("FP32", [1], [1e300], ("out of the range", "1e+300", "FP32")),
+    ],
+)
+def test_faults_name_the_tensor_what_was_seen_and_expected(datatype, shape, data, faults):
+    what, seen, expected = faults
+    with pytest.raises(InvalidInput) as caught:
+        decode("pixels", datatype, shape, sent(data))
+    assert what in caught.value.what
+    assert "'pixels'" in caught.value.what
+    assert caught.value.where == "pixels"
+    assert seen in caught.value.seen
+    assert expected is None or expected in caught.value.expected
+
+
+@pytest.mark.parametrize(("dtype", "datatype"), [(np.float16, "FP16"), (ml_dtypes.bfloat16, "BF16")])
+def test_half_precision_says_what_to_do(dtype, datatype):
+    with pytest.raises(InvalidInput) as read:
+        decode("x", datatype, [1], sent([1]))
+    with pytest.raises(InvalidInput) as written:
+        encode("x", np.ones(1, dtype))
+    for error in (read.value, written.value):
+        assert datatype in error.what
+        assert "does not carry in JSON" in error.what
+        assert "astype(jnp.float32)" in error.remedy
+
+
+def test_dtypes_without_a_name_are_refused():
+    with pytest.raises(InvalidInput) as caught:
+        encode("z", np.ones(1, np.complex64))
+    assert (caught.value.where, caught.value.seen) == ("z", "complex64")
+
+
+@given(
+    arrays.arrays(
+        st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.uint64, np.bool_]),
+        arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    )
+)
+def test_what_is_written_is_read_back_to_the_bit(array):
+    text = json.dumps(encode("x", array), allow_nan=False).encode()
+    back = decode("x", datatype_of(array.dtype.name), list(array.shape), text)
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)

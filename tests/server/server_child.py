@@ -1,0 +1,49 @@
+"""A process that serves the toy, for the tests of `server.process`: `python server_child.py MODE PORT [DRAIN]`.
+
+It talks over its standard streams: a line on stdin lets go of what MODE holds.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import serving_toys as toys
+from servax.core.errors import BundleError
+from servax.server.process import run
+from servax.stages.buckets import Bucket
+
+mode, port = sys.argv[1], int(sys.argv[2])
+drain_timeout = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0
+KEY = ("predict", Bucket.of(batch=1, length=8))
+
+
+def wait_for_line() -> None:
+    print("held", flush=True)
+    sys.stdin.readline()
+
+
+def load():
+    if mode == "broken":
+        raise BundleError("the bundle is damaged", where="params/0", remedy="copy it again")
+    if mode == "bug":
+        raise ZeroDivisionError("a bug")
+    if mode == "loading":
+        wait_for_line()
+    if mode == "plain":
+        return toys.toy()
+    held = toys.Held(toys.table()[KEY])
+
+    class Program:
+        calls = 0
+
+        def __call__(self, params, state, inputs):
+            Program.calls += 1
+            if (mode == "warming" and Program.calls == 1) or (mode == "running" and Program.calls == 3):
+                wait_for_line()
+            return held.loaded.program(params, state, inputs)
+
+    return [toys.toy(table=toys.with_program(KEY, Program()))]
+
+
+sys.exit(run(load, port=port, drain_timeout=drain_timeout))

@@ -1,0 +1,71 @@
+import asyncio
+
+import httpx2
+import pytest
+
+import serving_toys as toys
+from servax.protocols.dataplane import DataPlane
+from servax.server.app import below, create_app, plane_of
+
+
+@pytest.fixture(scope="module")
+def servable():
+    with toys.toy().warm() as ready:
+        yield ready
+
+
+def get(app, *paths: str) -> list[httpx2.Response]:
+    async def scene():
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://host") as http:
+            return [await http.get(path) for path in paths]
+
+    return asyncio.run(scene())
+
+
+def test_the_first_page_lists_models_with_their_functions_and_links(servable):
+    (page,) = get(create_app(servable), "/")
+    (model,) = page.json()["models"]
+    assert (model["name"], model["state"]) == ("toy", "READY")
+    assert model["functions"]["total"] == {
+        "inputs": {"n": "int32[batch]", "x": "float32[batch, length]"},
+        "outputs": {"sum": "float32[batch]"},
+    }
+    assert model["infer"] == "http://host/v2/models/toy/infer"
+    links = get(create_app(servable), *(page.json()[name] for name in ("ready", "metrics", "openapi")))
+    assert [each.status_code for each in links] == [200, 200, 200]
+
+
+def test_the_openapi_document_describes_each_function_s_tensors(servable):
+    (page,) = get(create_app(servable), "/openapi.json")
+    document = page.json()
+    assert document["openapi"].startswith("3.")
+    schemas = document["paths"]["/v2/models/toy/infer"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    predict = next(each for each in schemas["anyOf"] if each["title"] == "predict")
+    (x,) = predict["properties"]["inputs"]["items"]["anyOf"]
+    assert x["properties"]["datatype"] == {"const": "FP32"}
+    assert x["properties"]["shape"]["minItems"] == 2
+
+
+def test_several_servables_or_a_plane_make_an_application(servable):
+    plane = DataPlane([servable])
+    assert plane_of(plane) is plane
+    assert "toy" in plane_of([servable])
+    assert "toy" in plane_of(servable)
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "expected"),
+    [
+        ("/v2/models", "", ("/v2/models", "")),
+        ("/v2/models", "/v2", ("/models", "/v2")),
+        ("/v2", "/v2", ("", "/v2")),
+        ("/v22", "/v2", ("/v22", "/v2")),
+        ("/models", "/v2", ("/models", "/v2")),
+    ],
+)
+def test_the_path_below_the_mount(path, root, expected):
+    assert below({"path": path, "root_path": root}) == expected
+
+
+def test_unknown_pages_are_not_found(servable):
+    assert [each.status_code for each in get(create_app(servable), "/nope", "/v2/nope")] == [404, 404]
