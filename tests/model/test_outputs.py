@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from servax.core.errors import ModelError
 from servax.model import Model, infer_outputs
@@ -137,6 +140,20 @@ def test_dimensions_without_a_size():
         outputs(lambda params, tokens: tokens, [{"batch": 1}])
     assert "length" in raised.value.seen
     assert "--bucket" in raised.value.remedy
+
+
+def test_arrays_in_objects_that_jax_does_not_know():
+    class Hidden(nnx.Module):
+        def __init__(self) -> None:
+            self.config = SimpleNamespace(table=jnp.arange(3.0))
+
+        def __call__(self, x):
+            return x * self.config.table
+
+    with pytest.raises(ModelError, match=r"uses arrays that the module's definition hid from JAX") as raised:
+        outputs(Hidden, [{"batch": 2}], inputs={"x": "float32[batch, 3]"})
+    assert "float32[3]" in raised.value.seen
+    assert "assign them to the module" in raised.value.remedy
 
 
 def test_nothing_is_computed():

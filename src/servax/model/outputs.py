@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from servax.core.errors import ModelError
 from servax.core.tensors import Dim, TensorSpec, evaluate_dim
@@ -84,7 +85,17 @@ def _evaluate(function: Function, params: Tree, state: Mapping[str, Any] | None,
         spec.name: jax.ShapeDtypeStruct(spec.concrete(sizes), jnp.dtype(spec.numpy_dtype))
         for spec in function.signature.inputs
     }
-    _, outputs = jax.eval_shape(function.call, params, state, inputs)
+    jaxpr, (_, outputs) = jax.make_jaxpr(function.call, return_shape=True)(params, state, inputs)
+    if leaked := [each.aval.str_short() for each in jaxpr.consts if isinstance(each, Tracer)]:
+        # JAX itself finds out only when the program is compiled.
+        raise ModelError(
+            f"function {function.name!r} uses arrays that the module's definition hid from JAX",
+            where=f"function {function.name!r}",
+            seen=", ".join(leaked),
+            expected="arrays that are attributes of a module, or in lists, dictionaries and registered pytrees there",
+            remedy="Take the arrays out of the object that holds them and assign them to the module, or make them "
+            "with NumPy.",
+        )
     return dict(outputs)
 
 
