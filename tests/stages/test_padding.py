@@ -94,6 +94,26 @@ def test_lengths_are_filled_in_and_are_one_in_padding_rows() -> None:
     assert n.tolist() == [3, 3, 1]
 
 
+def test_a_function_without_batch_has_one_length() -> None:
+    sig = Signature(
+        (TensorSpec.parse("n", "int32[]"), TensorSpec.parse("x", "float32[length]")),
+        batch=None,
+        lengths={"n": "length"},
+    )
+    n, x = pad(sig, Bucket.of(length=4), check(sig, {"x": [1.0, 2.0]}))
+    assert n.tolist() == 2
+    assert x.tolist() == [1, 2, 0, 0]
+    n, _ = pad(sig, Bucket.of(length=4), check(sig, {"x": [1.0, 2.0], "n": 1}))
+    assert n.tolist() == 1
+
+
+def test_only_rows_of_the_batch_may_be_ragged() -> None:
+    error = refused(signature(x="int32[height, width]"), x=[[1, 2], [3]])
+    assert error.where == "x"
+    assert error.seen == "rows of different length"
+    assert "int32[height, width]" in str(error.expected)
+
+
 def test_lengths_may_be_given() -> None:
     checked = check(LENGTHS, {"tokens": [[1, 2, 0], [4, 0, 0]], "n": [2, 1]})
     assert checked.row_lengths["length"].tolist() == [2, 1]
@@ -128,6 +148,12 @@ DEFAULT = signature(tokens="int32[batch, length]", weight="float32[batch, length
 def test_a_tensor_left_out_holds_its_default_where_the_request_has_elements() -> None:
     _, weight = pad(DEFAULT, Bucket.of(batch=3, length=4), check(DEFAULT, {"tokens": [[1, 2, 3], [4]]}))
     assert weight.tolist() == [[1.5, 1.5, 1.5, -1], [1.5, -1, -1, -1], [-1, -1, -1, -1]]
+
+
+def test_a_default_without_the_batch_knows_no_rows() -> None:
+    sig = signature(tokens="int32[batch, length]", bias="float32[3, length] = 1.0")
+    bias, _ = pad(sig, Bucket.of(batch=2, length=3), check(sig, {"tokens": [[1, 2], [3]]}))
+    assert bias.tolist() == [[1, 1, 0]] * 3
 
 
 def test_a_tensor_with_a_default_may_be_given() -> None:

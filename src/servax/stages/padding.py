@@ -71,6 +71,15 @@ def check(signature: Signature, tensors: Mapping[str, Any], *, owned: bool = Fal
         checked[spec.name] = converted.value
         if owned or converted.owned:
             kept.add(spec.name)
+        if isinstance(converted.value, Ragged) and spec.shape[0] != signature.batch:
+            faults.append(
+                Fault(
+                    spec.name,
+                    "rows of different length",
+                    f"{spec.text()}: equal rows, as its first dimension is not the batch",
+                )
+            )
+            continue
         faults += _check_shape(spec, converted.value, sizes, origin)
     faults += _missing_and_unknown(signature, tensors)
     if not faults:
@@ -142,7 +151,7 @@ def _padded(spec: TensorSpec, signature: Signature, bucket: Mapping[str, int], c
     if value is None and spec.name in signature.lengths:
         return _lengths(spec, signature.lengths[spec.name], shape, checked)
     if value is None:
-        return _default(spec, shape, checked)
+        return _default(spec, signature.batch, shape, checked)
     if value.shape == shape:
         if spec.name in checked.owned and value.flags.c_contiguous:
             return value
@@ -158,15 +167,17 @@ def _padded(spec: TensorSpec, signature: Signature, bucket: Mapping[str, int], c
 
 def _lengths(spec: TensorSpec, dim: str, shape: tuple[int, ...], checked: CheckedTensors) -> Array:
     buffer = np.ones(shape, numpy_dtype(spec.dtype))
-    (rows,) = spec.concrete(checked.sizes)
-    buffer[:rows] = checked.row_lengths.get(dim, checked.sizes[dim])
+    rows = tuple(map(slice, spec.concrete(checked.sizes)))
+    buffer[rows] = checked.row_lengths.get(dim, checked.sizes[dim])
     return buffer
 
 
-def _default(spec: TensorSpec, shape: tuple[int, ...], checked: CheckedTensors) -> Array:
+def _default(spec: TensorSpec, batch: str | None, shape: tuple[int, ...], checked: CheckedTensors) -> Array:
     buffer = _filled(spec, shape)
     true_shape = spec.concrete(checked.sizes)
     buffer[tuple(map(slice, true_shape))] = spec.default
+    if batch is None or not spec.shape or spec.shape[0] != batch:
+        return buffer
     for axis, dim in enumerate(spec.shape[1:], start=1):
         if isinstance(dim, str) and dim in checked.row_lengths:
             lengths = checked.row_lengths[dim]
