@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from servax.core.tensors import Signature, TensorSpec
+from servax.model.processors import Text
 from servax.runtime.local import LocalServable
 from servax.runtime.runner import ServedFunction
 from servax.stages.buckets import Bucket, BucketGrid
@@ -155,3 +158,26 @@ def held_toy(**changes) -> tuple[LocalServable, Held]:
     servable = toy(table=with_program(key, held), **changes).warm()
     held.holding = True
     return servable, held
+
+
+def word_tokenizer(folder: Path, words: dict[str, int]) -> Path:
+    """A word-level `tokenizer.json`, written by hand: each word is its own number."""
+    path = folder / "tokenizer.json"
+    empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model, **empty}
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def reading_toy(tokenizer: Path) -> LocalServable:
+    """A warm servable whose one function, `total`, adds up the token ids of each text."""
+    spec = TensorSpec("x", "int32", ("batch", "length"))
+    signature = Signature((TOTAL.input("n"), spec), TOTAL.outputs, lengths={"n": "length"})
+    bucket = Bucket.of(batch=4, length=16)
+    return toy(
+        functions={"total": ServedFunction(signature, processors={"x": Text(tokenizer, 16)})},
+        grid=BucketGrid({"total": (bucket,)}),
+        table=ProgramTable({("total", bucket): compiled(total_flat, signature, bucket, jax.devices()[0])}),
+        state=(),
+    ).warm()

@@ -148,6 +148,23 @@ def test_an_answer_that_takes_too_long_is_a_deadline():
         held.release.set()
 
 
+def test_texts_travel_as_bytes(tmp_path):
+    tokenizer = toys.word_tokenizer(tmp_path, {"[UNK]": 0, "ja": 1, "grün": 5})
+    with toys.reading_toy(tokenizer) as local, serve(local, port=0) as server, connect(server.url) as remote:
+        assert httpx2.get(f"{server.url}/v2/models/toy").json()["inputs"][-1] == {
+            "name": "text",
+            "datatype": "BYTES",
+            "shape": [-1],
+        }
+        for texts in (["ja grün", "grün"], np.array(["ja grün", "grün"])):
+            assert remote.predict(text=texts)["sum"].tolist() == local.predict(text=texts)["sum"].tolist() == [6, 5]
+        assert remote.predict(x=[[1, 5], [5]])["sum"].tolist() == [6, 5]
+        with pytest.raises(InvalidInput, match="beside the text"):
+            remote.predict(text=["ja"], x=[[1]])
+        with pytest.raises(InvalidInput, match="text"):
+            remote.predict(text="ja")
+
+
 def test_servers_of_others_are_understood(monkeypatch):
     def answer(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/infer"):

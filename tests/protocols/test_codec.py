@@ -114,6 +114,11 @@ def test_half_precision_says_what_to_do(dtype, datatype):
         assert "astype(jnp.float32)" in error.remedy
 
 
+@pytest.mark.parametrize("dtype", [object, "U3", "S3"])
+def test_text_is_written_as_strings(dtype):
+    assert encode("t", np.array(["ab", "c"]).astype(dtype)) == ["ab", "c"]
+
+
 def test_dtypes_without_a_name_are_refused():
     with pytest.raises(InvalidInput) as caught:
         encode("z", np.ones(1, np.complex64))

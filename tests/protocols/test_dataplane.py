@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import serving_toys as toys
-from servax.core.errors import NotFound
+from servax.core.errors import NotFound, NotReady
 from servax.protocols.dataplane import DataPlane, LoadingStep
 from servax.runtime.request import InferRequest
 from servax.runtime.servable import State
@@ -38,7 +38,7 @@ def test_it_is_not_ready_while_loading_goes_on():
     with toys.toy("a").warm() as a:
         plane = DataPlane([a], loading=lambda: (LoadingStep("restore", 1, 2, None),))
         assert not plane.ready
-        with pytest.raises(NotFound, match="no model 'b' yet"):
+        with pytest.raises(NotReady, match="'b' may still be loading"):
             plane.get("b")
         plane.loading = None
         assert plane.ready

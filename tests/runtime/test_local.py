@@ -419,6 +419,19 @@ def test_two_servables_share_the_thread_of_their_device(servable):
     assert servable.predict(x=row(4))["y"][0, 0] == 9
 
 
+def test_a_servable_that_is_dropped_gives_back_what_it_held():
+    dropped = toys.toy().warm()
+    executor, watched = dropped._executor, weakref.ref(dropped)
+    dropped.predict(x=row(1))
+    del dropped
+    gc.collect()
+    assert watched() is None
+    for thread in threading.enumerate():
+        if thread.name.startswith("servax-"):
+            thread.join(60)
+    assert not executor.alive
+
+
 def test_requests_are_told_with_their_outcome(servable):
     told = []
     with listening(lambda event: told.append(event) if isinstance(event, RequestDone) else None):

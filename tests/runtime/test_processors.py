@@ -1,5 +1,4 @@
 import asyncio
-import json
 
 import numpy as np
 import pytest
@@ -11,29 +10,11 @@ from servax.model.processors import Text
 from servax.runtime.processors import Processing
 from servax.runtime.runner import ServedFunction
 
-WORDS = {"[UNK]": 0, "hello": 1, "world": 2, "again": 3}
-
 
 @pytest.fixture
 def tokenizer(tmp_path):
     """A word-level tokenizer written by hand: each word is its own number."""
-    path = tmp_path / "tokenizer.json"
-    path.write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "truncation": None,
-                "padding": None,
-                "added_tokens": [],
-                "normalizer": None,
-                "pre_tokenizer": {"type": "Whitespace"},
-                "post_processor": None,
-                "decoder": None,
-                "model": {"type": "WordLevel", "vocab": WORDS, "unk_token": "[UNK]"},
-            }
-        )
-    )
-    return path
+    return toys.word_tokenizer(tmp_path, {"[UNK]": 0, "hello": 1, "world": 2, "again": 3})
 
 
 def function(tokenizer, max_length: int = 3) -> ServedFunction:
@@ -93,24 +74,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
 
 
 def test_a_servable_takes_text_in_place_of_tokens(tokenizer):
-    spec = TensorSpec("x", "int32", ("batch", "length"))
-    ids = ServedFunction(
-        Signature((TensorSpec("n", "int32", ("batch",)), spec), toys.TOTAL.outputs, lengths={"n": "length"}),
-        processors={"x": Text(tokenizer, 16)},
-    )
-    import jax
-
-    from servax.stages.buckets import Bucket, BucketGrid
-    from servax.targets.target import ProgramTable
-
-    bucket = Bucket.of(batch=4, length=16)
-    program = toys.compiled(toys.total_flat, ids.signature, bucket, jax.devices()[0])
-    with toys.toy(
-        functions={"total": ids},
-        grid=BucketGrid({"total": (bucket,)}),
-        table=ProgramTable({("total", bucket): program}),
-        state=(),
-    ).warm() as servable:
+    with toys.reading_toy(tokenizer) as servable:
         assert servable.texts == {"total": {"text": "x"}}
         assert servable.predict(text=["hello world", "again"])["sum"].tolist() == [3, 3]
         assert asyncio.run(servable.predict_async(text=["world"]))["sum"].tolist() == [2]

@@ -97,7 +97,7 @@ def test_it_is_live_at_once_and_ready_once_it_is_loaded_and_warm():
             assert http.get("/v2/health/live").json() == {"live": True}
             ready = http.get("/v2/health/ready")
             assert (ready.status_code, ready.json()["loading"], ready.json()["models"]) == (503, [], [])
-            assert http.post("/v2/models/toy/infer", json=BODY).status_code == 404
+            assert http.post("/v2/models/toy/infer", json=BODY).status_code == 503
             server.let_go()
             assert "models=toy" in server.line("event=ready")
             assert http.get("/v2/health/ready").status_code == 200

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from servax.core.errors import NotFound
+from servax.core.errors import NotFound, NotReady
 from servax.core.tensors import Signature
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.servable import Progress, Servable, State, default_function
@@ -80,11 +80,12 @@ class DataPlane:
 
         Raises:
           NotFound: there is none.
+          NotReady: there is none, but loading still goes on.
         """
         servable = self._servables.get(name)
         if servable is None:
             if self.loading is not None:
-                raise NotFound(f"there is no model {name!r} yet", remedy="wait until loading is done")
+                raise NotReady(f"model {name!r} may still be loading", remedy="wait until GET /v2/health/ready says so")
             raise NotFound(f"there is no model {name!r}", expected=" or ".join(sorted(self._servables)) or "no model")
         if version is not None and version != servable.version:
             raise NotFound(f"model {name!r} has no version {version!r}", expected=servable.version)

@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -118,7 +119,10 @@ class LocalServable:
         with monitoring.thread_role(monitoring.LOADING):
             self._runner = Runner(table, functions, params, state, device)
         self._executor = executors.acquire(device)
-        self._forget = self._executor.on_death(self._on_death)
+        # The device's thread outlives a servable that is dropped without `close`, so it holds no reference to it.
+        self._forget = self._executor.on_death(_weakly(self._on_death))
+        self._dropped = weakref.finalize(self, _let_go, self._executor, self._forget)
+        self._dropped.atexit = False
 
     @property
     def name(self) -> str:
@@ -271,6 +275,7 @@ class LocalServable:
         if self.state is State.UNLOADED:
             return
         self.drain(timeout)
+        self._dropped.detach()
         self._forget()
         self._lifecycle.move(State.UNLOADED)
         executors.release(self._executor)
@@ -322,6 +327,28 @@ class LocalServable:
 
     def _told(self, request: InferRequest) -> _Told:
         return _Told(self._name, request)
+
+
+def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:
+    """A listener that calls `method` as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def listener(reason: str) -> None:
+        if (live := reference()) is not None:
+            live(reason)
+
+    return listener
+
+
+def _let_go(executor: executors.Executor, forget: Callable[[], None]) -> None:
+    """Gives back what a servable held that nobody closed."""
+
+    def release() -> None:
+        forget()
+        executors.release(executor)
+
+    # The collector may run at any point of this thread, also where it holds the executors' lock.
+    threading.Thread(target=release, name="servax-release", daemon=True).start()
 
 
 class _Told:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import socket
 
 _lock = threading.Lock()
-_servers: dict[tuple[str, int], BackgroundServer] = {}
-"""The servers of this process by host and port asked for: a cell that is run again replaces its server."""
+_servers: dict[int, BackgroundServer] = {}
+"""The servers of this process by the port asked for: a cell that is run again replaces its server."""
 
 
 _GRACE = 30.0
@@ -78,7 +78,7 @@ def serve(
     *,
     max_body: int = DEFAULT_MAX_BODY,
 ) -> BackgroundServer:
-    """Serves in a thread and returns once it listens; a server of this process at the same place is replaced.
+    """Serves in a thread and returns once it listens; a server of this process at the same port is replaced.
 
     Args:
       source: a servable, several, or a data plane.
@@ -91,13 +91,13 @@ def serve(
     """
     app = create_app(source, max_body=max_body)
     with _lock:
-        former = _servers.get((host, port)) if port else None
+        former = _servers.get(port) if port else None
     if former is not None:
         former.close()
     server = BackgroundServer(app, listen(host, port))
     if port:
         with _lock:
-            _servers[host, port] = server
+            _servers[port] = server
     return server
 
 

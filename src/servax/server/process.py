@@ -50,7 +50,8 @@ def run(
 
     The port is taken and `/v2/health/live` answers before `load` runs. After the first signal it is unready, new
     requests are refused, and those in flight have `drain_timeout` seconds; a second signal ends the process at once.
-    For the main thread. When a signal comes while `load` still runs, this ends the process and does not return.
+    For the main thread. When a thread is still inside XLA at the end, because `load` was interrupted or a request
+    outlived the drain, this ends the process and does not return.
     """
     log = logger()
     try:
@@ -64,8 +65,8 @@ def run(
     log.info("listening", url=url_of(socket))
     with listening(EventLog(log)):
         code = asyncio.run(process.serve(server, socket))
-    if process.loading:
-        # The loader's thread may be inside XLA's compiler, which does not survive the interpreter's end.
+    if process.loading or process.left:
+        # A thread inside XLA does not survive the interpreter's end: the process ends without it.
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(code)
@@ -73,7 +74,11 @@ def run(
 
 
 class _Process:
-    """The life of the process, on one event loop; loading has a thread of its own."""
+    """The life of the process, on one event loop; loading has a thread of its own.
+
+    Attributes:
+      left: how many requests outlived the drain.
+    """
 
     def __init__(self, load: Loader, drain_timeout: float, log: Any) -> None:
         self._startup = Startup()
@@ -84,6 +89,7 @@ class _Process:
         self._servables: list[LocalServable] = []
         self._failure: Exception | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self.left = 0
         self._thread = threading.Thread(target=self._loading, name="servax-loader", daemon=True)
 
     @property
@@ -133,18 +139,17 @@ class _Process:
         self._stopping = self._loop.create_task(self._stop())
 
     async def _stop(self) -> None:
-        left = 0
         if not self.loading:
             ready = [servable for servable in self._servables if servable.state is State.READY]
             ends = time.monotonic() + self._drain_timeout
             counts = await asyncio.gather(
                 *(asyncio.to_thread(each.drain, max(0.0, ends - time.monotonic())) for each in ready)
             )
-            left = sum(counts)
-            if left:
-                self._log.warning("not drained", requests=left, seconds=self._drain_timeout)
-        self._server.stop(1.0 if left else _GRACE)
-        if not left and not self.loading:
+            self.left = sum(counts)
+            if self.left:
+                self._log.warning("not drained", requests=self.left, seconds=self._drain_timeout)
+        self._server.stop(1.0 if self.left else _GRACE)
+        if not self.left and not self.loading:
             for servable in self._servables:
                 await asyncio.to_thread(servable.close)
 

@@ -49,6 +49,11 @@ def datatype_of(dtype: str) -> str:
     return DATATYPES.get(dtype, dtype)
 
 
+def datatype_of_array(array: np.ndarray[Any, Any]) -> str:
+    """The datatype of an array; BYTES for text."""
+    return "BYTES" if array.dtype.kind in "OUS" else datatype_of(array.dtype.name)
+
+
 def decode(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> np.ndarray[Any, Any]:
     """The array that a JSON tensor holds; text becomes an object array of str.
 
@@ -93,7 +98,7 @@ def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
     Raises:
       InvalidInput: the dtype does not travel in JSON.
     """
-    require_json(name, datatype_of(array.dtype.name))
+    require_json(name, datatype_of_array(array))
     values: list[Any] = array.ravel().tolist()
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return [value if math.isfinite(value) else _text(value) for value in values]

@@ -22,7 +22,7 @@ from servax.core.tensors import Signature
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.dataplane import status_of as model_status
 from servax.protocols.open_inference import messages
-from servax.protocols.open_inference.codec import datatype_of, decode, encode, require_json
+from servax.protocols.open_inference.codec import datatype_of, datatype_of_array, decode, encode, require_json
 from servax.runtime.request import InferRequest, InferResult, new_id
 
 Scope = MutableMapping[str, Any]
@@ -173,7 +173,7 @@ def _output(name: str, result: InferResult) -> messages.Message:
     array = result.tensors[name]
     return {
         "name": name,
-        "datatype": datatype_of("string" if array.dtype.kind in "OUS" else array.dtype.name),
+        "datatype": datatype_of_array(array),
         "shape": list(array.shape),
         "data": encode(name, array),
     }
