@@ -119,18 +119,15 @@ def _run(job: WriteJob) -> SavedModelRecord:
     }
     command = [sys.executable, "-m", "servax.targets.savedmodel_writing"]
     written: SavedModelRecord | None = None
-    with (
-        tempfile.TemporaryFile() as output,
-        subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
-        ) as child,
-    ):
-        assert child.stdin is not None
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+        given.write(msgspec.json.encode(job))
+        given.seek(0)
+        child = subprocess.Popen(command, env=environment, stdin=given, stdout=subprocess.PIPE, stderr=output)
         assert child.stdout is not None
         try:
-            child.stdin.write(msgspec.json.encode(job))
-            child.stdin.close()
             for text in child.stdout:
+                if not text.endswith(b"\n"):
+                    break  # cut short by the child's death
                 line: Line = msgspec.json.decode(text, type=Line)  # pyright: ignore[reportArgumentType]  # a union
                 if isinstance(line, Told):
                     emit(Notice(line.message, line.level))
@@ -143,6 +140,8 @@ def _run(job: WriteJob) -> SavedModelRecord:
             status = child.wait()
         finally:
             child.kill()
+            child.wait()
+            child.stdout.close()
         if status == 0 and written is not None:
             return written
         output.seek(0)

@@ -19,7 +19,7 @@ import msgspec
 from servax.core import trees
 from servax.core.errors import BuildError, ModelError, ServaxError
 from servax.core.events import Event, Notice, StepAdvanced, emit, subscribe
-from servax.core.tensors import Signature, dtype_of
+from servax.core.tensors import dtype_of
 from servax.core.trees import KeyPath, Tree
 from servax.stages.buckets import Bucket
 from servax.targets.bundle import PARAMETERS, Bundle
@@ -105,31 +105,27 @@ class _Unfit(Exception):
 
 def _signatures(bundle: Bundle, name: str, parameters: Mapping[KeyPath, Any], target: Consumer) -> Iterator[_Signature]:
     manifest = bundle.manifest
-    signature = manifest.functions[name].signature()
     buckets = tuple(map(Bucket.parse, manifest.functions[name].buckets))
     program = manifest.program(name, SYMBOLIC)
+    obstacle: _Unfit | None = None
     if program is not None and (free := tuple(bucket for bucket in buckets if _covers(program, bucket))):
-        converted = _convert(bundle, program, name, parameters, target)
-        reason = _obstacle(program, converted, signature, min(free, key=Bucket.volume))
-        if reason is None:
+        try:
+            converted = _convert(bundle, program, name, parameters, target, try_at=min(free, key=Bucket.volume))
+        except _Unfit as error:
+            obstacle = error
+        else:
             yield _Signature(name, True, free, converted)
             buckets = tuple(bucket for bucket in buckets if bucket not in free)
-        else:
-            emit(Notice(f"saved_model gets a signature per bucket of {name}: TensorFlow needs fixed shapes ({reason})"))
     for number, bucket in enumerate(sorted(buckets, key=Bucket.volume)):
         program = manifest.program(name, bucket.label)
         if program is None:
             raise _Unfit(f"the bundle has no export of it at {bucket.label}")
-        converted = _convert(bundle, program, signature_name(name, bucket), parameters, target)
         # Buckets differ in sizes only: what TensorFlow makes of the first, it makes of all.
-        if number == 0 and (reason := _obstacle(program, converted, signature, bucket)) is not None:
-            raise _Unfit(f"TensorFlow does not take its program ({reason})")
+        try_at = bucket if number == 0 else None
+        converted = _convert(bundle, program, signature_name(name, bucket), parameters, target, try_at=try_at)
         yield _Signature(name, False, (bucket,), converted)
-
-
-def _obstacle(program: ProgramRecord, converted: ConvertedFunction, signature: Signature, bucket: Bucket) -> str | None:
-    """What TensorFlow has against a program at a bucket; None, too, where it is not made for the CPU it is tried on."""
-    return lowers(converted, signature, bucket) if "cpu" in program.platforms else None
+    if obstacle is not None:
+        emit(Notice(f"saved_model has a signature per bucket of {name}: of free sizes, {obstacle}"))
 
 
 def _covers(program: ProgramRecord, bucket: Bucket) -> bool:
@@ -137,8 +133,19 @@ def _covers(program: ProgramRecord, bucket: Bucket) -> bool:
 
 
 def _convert(
-    bundle: Bundle, program: ProgramRecord, name: str, parameters: Mapping[KeyPath, Any], target: Consumer
+    bundle: Bundle,
+    program: ProgramRecord,
+    name: str,
+    parameters: Mapping[KeyPath, Any],
+    target: Consumer,
+    *,
+    try_at: Bucket | None,
 ) -> ConvertedFunction:
+    """An export as a TensorFlow function, tried at a bucket if one is given and TensorFlow has the program's platform.
+
+    Raises:
+      _Unfit: TensorFlow cannot run it.
+    """
     from servax.stages.stablehlo import custom_calls
     from servax.targets.lowering import read_export
 
@@ -146,9 +153,14 @@ def _convert(
     if reason := unfit(exported, custom_calls(exported.mlir_module_serialized)):
         raise _Unfit(reason)
     try:
-        return convert(exported, name, parameters, target)
+        converted = convert(exported, name, parameters, target)
     except BuildError as error:
         raise _Unfit(error.sentence()) from error
+    if try_at is not None and "cpu" in program.platforms:
+        signature = bundle.manifest.functions[program.function].signature()
+        if reason := lowers(converted, signature, try_at):
+            raise _Unfit(f"TensorFlow does not take its program ({reason})")
+    return converted
 
 
 def _origins(signatures: Sequence[_Signature]) -> dict[str, str]:
