@@ -64,9 +64,16 @@ def test_a_tuple_beside_optimizer_state_is_optimizer_state():
     assert find(chain | {("foo", "0", "count"): COUNT})[0] == "params"
 
 
-def test_what_lies_beside_a_count_is_optimizer_state():
-    stored = leaves(("params", MODEL), ("foo/shadow", MODEL)) | {("foo", "count"): COUNT}
-    assert find(stored)[0] == "params"
+def test_a_model_beside_a_count_is_a_model():
+    assert find(leaves(("model", MODEL)) | {("count",): COUNT})[0] == "model"
+
+
+def test_a_model_may_use_the_names_of_moments():
+    encoder = {"encoder/kernel": (4, 4), "mu/kernel": (4, 2), "logvar/kernel": (4, 2)}
+    adam = leaves(*((f"1/0/{moment}", encoder) for moment in ("mu", "nu"))) | {("1", "0", "count"): COUNT}
+    assert find(leaves(("0", encoder)) | adam, wanted(encoder))[0] == "0"
+    with pytest.raises(CheckpointError, match="1 extra"):
+        find(leaves(("0", {**encoder, "head/bias": (2,)})) | adam, wanted(encoder))
 
 
 def test_optimizer_state_alone_is_not_a_model():

@@ -87,16 +87,14 @@ def _directory(root: epath.Path, step: Step | None, item: str | None) -> Locatio
 
 
 def _tree(root: epath.Path, item: str | None) -> Location:
-    parent = _names(root.parent)
-    if _CHECKPOINT in parent and _TREE not in parent:
+    step = root.parent
+    if (step / _CHECKPOINT).exists() and not (step / _TREE).exists():
         if item not in (None, root.name):
-            raise _no_item(root.parent, item, _items(root.parent, parent))
-        return Location(
-            root, _orbax(root.parent, parent), root.parent, (root.name,), step=step_number(root.parent.name)
-        )
+            raise _no_item(step, item, _items(step, _names(step)))
+        return Location(root, _orbax(step), step, (root.name,), step=step_number(step.name))
     if item is not None:
         raise _no_item(root, item, [])
-    return Location(root, _orbax(root, _names(root)), root, step=step_number(root.name))
+    return Location(root, _orbax(root), root, step=step_number(root.name))
 
 
 def _composite(root: epath.Path, names: list[str], items: list[str], item: str | None) -> Location:
@@ -105,7 +103,7 @@ def _composite(root: epath.Path, names: list[str], items: list[str], item: str |
     chosen = tuple(items) if item is None else (item,)
     if _CHECKPOINT not in names and len(chosen) == 1:
         return Location(root, "orbax v0", root / chosen[0], step=step_number(root.name))
-    return Location(root, _orbax(root, names), root, chosen, step=step_number(root.name))
+    return Location(root, _orbax(root), root, chosen, step=step_number(root.name))
 
 
 def _files(root: epath.Path, names: list[str], item: str | None) -> Location | None:
@@ -173,7 +171,8 @@ def _is_checkpoint(path: epath.Path) -> bool:
     if not path.is_dir():
         return False
     names = _names(path)
-    if _remote(path) and (_TREE in names or _CHECKPOINT in names) and _COMMITTED not in names:
+    written_in_place = os.fspath(path).startswith("gs://")
+    if written_in_place and (_TREE in names or _CHECKPOINT in names) and _COMMITTED not in names:
         return False
     return bool(_TREE in names or _items(path, names) or any(n.endswith((".safetensors", ".gguf")) for n in names))
 
@@ -242,9 +241,10 @@ def _no_item(root: epath.Path, item: str | None, items: list[str]) -> Checkpoint
     )
 
 
-def _orbax(directory: epath.Path, names: list[str]) -> str:
+def _orbax(directory: epath.Path) -> str:
     """The API that wrote a checkpoint: v1 leaves a marker, but not inside a `training.Checkpointer`'s steps."""
-    v1 = _V1 in names or (_CHECKPOINT in names and "experimental.v1" in (directory / _CHECKPOINT).read_text())
+    metadata = directory / _CHECKPOINT
+    v1 = (directory / _V1).exists() or (metadata.exists() and "experimental.v1" in metadata.read_text())
     return "orbax v1" if v1 else "orbax v0"
 
 

@@ -13,8 +13,12 @@ _CHUNK_BYTES = 16 << 20
 
 
 def save(path: PathLike, params: Tree) -> None:
-    """Writes a nested dictionary of arrays as an Orbax checkpoint, which any Orbax reads; `path` must not exist."""
+    """Writes a nested dictionary of arrays as an Orbax checkpoint, which any Orbax reads; `path` must not exist.
+
+    Nothing is compressed: weights shrink by a few percent, and reading them back at start takes a third longer.
+    """
     context = ocp.Context()
+    context.array.saving.use_compression = False
     context.array.saving.storage_options.chunk_byte_size = _CHUNK_BYTES
     with context:
         ocp.save(absolute(path), dict(params))

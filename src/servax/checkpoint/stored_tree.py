@@ -16,6 +16,7 @@ _OPTIMIZER = {
     "tx", "mu", "nu", "trace", "momentum", "momenta", "acc_grads", "grads", "v_row", "v_col", "sum_of_squares",
 }  # fmt: skip
 _MOMENTS = {"mu", "nu", "trace"}
+_MOMENT_FIELDS = {*_MOMENTS, "count", "nu_max"}
 LINEN = "params"
 """The collection that Linen wraps parameters in."""
 
@@ -36,11 +37,11 @@ class StoredTree:
             for depth in range(len(path)):
                 self.children.setdefault(path[:depth], set()).add(path[depth])
         self.random = random_paths(leaves)
-        counts = not any("count" in path[-1:] for path in like)
+        names = {key for path in like for key in path}
         self._moments = {
             node
             for node, keys in self.children.items()
-            if keys & _MOMENTS or (counts and self._counter((*node, "count")) and (*node, "key") not in self.random)
+            if keys & _MOMENTS and (keys <= _MOMENT_FIELDS or not names & _MOMENTS)  # a model may use the names too
         }
 
     def optimizer(self, path: KeyPath) -> bool:
@@ -63,17 +64,12 @@ class StoredTree:
         return None
 
     def _chain(self, node: KeyPath) -> bool:
-        """Whether a tuple is an optax chain: its first element, or one beside empty ones, has moments."""
-        keys = self.children[node]
-        return all(key.isdigit() for key in keys) and (*node, "0") in self._moments
-
-    def _counter(self, path: KeyPath) -> bool:
-        found = self.leaf_at(path)
-        return found is not None and self.leaves[found].shape == () and self.leaves[found].dtype.kind in "iu"
+        """Whether a tuple is an optax chain: its first element has moments."""
+        return all(key.isdigit() for key in self.children[node]) and (*node, "0") in self._moments
 
 
 def random_paths(leaves: Mapping[KeyPath, StoredLeaf]) -> set[KeyPath]:
-    """PRNG state: typed keys, nnx's `key` and `count` beside each other, and what lies under `rngs`."""
+    """PRNG state: typed keys, and nnx's `key` and `count` beside each other."""
     found: set[KeyPath] = set()
     for path, leaf in leaves.items():
         bare = path[:-1] if len(path) > 1 and path[-1] in VALUE_KEYS else path
