@@ -24,7 +24,7 @@ from servax.targets.bundle import Bundle, amend
 from servax.targets.compilation_cache import suspended_cache
 from servax.targets.expiry import executable_expiry
 from servax.targets.lowering import compile_export, lower_export, read_export
-from servax.targets.manifest import ExecutableRecord, FingerprintRecord, FunctionRecord, Manifest
+from servax.targets.manifest import TARGETS, ExecutableRecord, FingerprintRecord, FunctionRecord, Manifest
 from servax.targets.target import LoadedProgram
 
 _CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)"')
@@ -109,7 +109,7 @@ def add(bundle: Bundle, executables: Sequence[CompiledExecutable]) -> Bundle:
                 "fingerprints": tuple(marks.values()),
                 "expiry": tuple(expiry.values()),
                 "programs": programs,
-                "targets": (*manifest.targets, "aot") if "aot" not in manifest.targets else manifest.targets,
+                "targets": tuple(name for name in TARGETS if name == "aot" or name in manifest.targets),
             }
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from servax.core.trees import Tree, flatten, unflatten
 from servax.model.function import Function
 from servax.stages import cost, pipeline, stablehlo
 from servax.stages.buckets import Bucket
-from servax.stages.constants import check_exportable
+from servax.stages.constants import Constant, check_constants, check_exportable
 from servax.targets.bundle import Bundle
 from servax.targets.lowering import compile_export, first_line, lower_export, read_export
 from servax.targets.manifest import SYMBOLIC, ProgramRecord
@@ -33,10 +33,17 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 @dataclass(frozen=True, slots=True)
 class ExportedProgram:
-    """A serialized export and its record in the manifest; `record.file` says where in the bundle it belongs."""
+    """A serialized export.
+
+    Attributes:
+      data: its bytes.
+      record: of the manifest; `record.file` says where in the bundle it belongs.
+      constants: arrays that the function closes over and that are small enough to stay in the program.
+    """
 
     data: bytes
     record: ProgramRecord
+    constants: tuple[Constant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +59,18 @@ def export(function: Function, bucket: Bucket, params: Tree, platforms: Sequence
     Args:
       function: what to export; `state` and `signature` say its other arguments.
       bucket: the sizes of its dimensions.
-      params: the nested dictionary of parameters, arrays or `jax.ShapeDtypeStruct`.
+      params: the nested dictionary of parameters; arrays are compared with what the function closes over.
       platforms: of `cpu`, `cuda`, `rocm`, `tpu`, those that it shall run on.
 
     Raises:
-      ModelError: the function calls back into Python, or uses an operation that has no portable form.
+      ModelError: the function closes over weights or large arrays, calls back into Python, or uses an operation that
+        has no portable form.
     """
     jitted = _jitted(function)
     arguments = pipeline.nested_avals(function, bucket, params)
     stages = pipeline.trace(jitted, arguments, function=function.name, bucket=bucket)
     check_exportable(stages.traced, where=stages.where)
+    constants = check_constants(stages.traced, params, where=stages.where)
     start = time.perf_counter()
     try:
         exported = jax.export.export(jitted, platforms=tuple(platforms))(*arguments)
@@ -76,7 +85,7 @@ def export(function: Function, bucket: Bucket, params: Tree, platforms: Sequence
             remedy="replace the operation named above (attention: implementation='xla'), or drop the platform",
         ) from error
     seconds = {**stages.seconds, "lower": time.perf_counter() - start}
-    return _exported(function, bucket.label, exported, data, seconds=seconds)
+    return replace(_exported(function, bucket.label, exported, data, seconds=seconds), constants=constants)
 
 
 def export_symbolic(

@@ -14,6 +14,7 @@ from servax.core.trees import Tree
 from servax.model.function import Function
 from servax.stages import cost, pipeline, stablehlo
 from servax.stages.buckets import Bucket
+from servax.stages.constants import check_constants
 from servax.targets.compilation_cache import enable_cache
 from servax.targets.target import LoadedProgram
 
@@ -26,14 +27,17 @@ def load(function: Function, bucket: Bucket, params: Tree, device: Device) -> Lo
     Args:
       function: what to compile.
       bucket: the sizes of its dimensions.
-      params: nested dictionary of arrays or `jax.ShapeDtypeStruct`; only shapes and dtypes are read.
+      params: nested dictionary of arrays or `jax.ShapeDtypeStruct`; arrays are compared with what the function
+        closes over.
       device: that it will run on.
 
     Raises:
-      ModelError: the function does not trace.
+      ModelError: the function does not trace, or closes over weights or large arrays.
       BuildError: it does not lower or compile for the device.
     """
-    stages = pipeline.compile(pipeline.trace_function(function, bucket, params, device))
+    traced = pipeline.trace_function(function, bucket, params, device)
+    check_constants(traced.traced, params, where=traced.where)
+    stages = pipeline.compile(traced)
     # `compile` has filled in both stages; their types say that other callers may be earlier.
     lowered = cast("jax.stages.Lowered", stages.lowered)
     compiled = cast("jax.stages.Compiled", stages.compiled)

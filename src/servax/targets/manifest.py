@@ -21,6 +21,9 @@ SYMBOLIC = "symbolic"
 
 TargetName = Literal["jit", "aot", "export", "saved_model"]
 
+TARGETS: tuple[TargetName, ...] = ("jit", "aot", "export", "saved_model")
+"""Every wrapper, in the order in which they are listed everywhere."""
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

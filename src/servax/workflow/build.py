@@ -46,6 +46,9 @@ from servax.workflow.source import Buckets, CheckpointChoice, Source, bucket_tex
 from servax.workflow.verify import PARITY, check_targets, prove, refuse_failures, with_verdicts
 from servax.workflow.versions import versions
 
+_REPORTED_CONSTANT = 1024
+"""Bytes from which a closed-over array is worth a line."""
+
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
@@ -228,7 +231,19 @@ def _export(source: Source, plan: BuildPlan) -> list[ExportedProgram]:
             emit(Notice(f"no symbolic export of {label.partition('@')[0]}: {result.reason}"))
         else:
             programs.append(result)
+    _report_constants(programs)
     return programs
+
+
+def _report_constants(programs: Sequence[ExportedProgram]) -> None:
+    """Says which arrays stay in the programs: they keep their values when weights are swapped."""
+    for name in dict.fromkeys(program.record.function for program in programs):
+        largest = max((p for p in programs if p.record.function == name), key=lambda p: p.record.constant_bytes)
+        shown = [each for each in largest.constants if each.bytes >= _REPORTED_CONSTANT or each.parameter]
+        if shown:
+            level = "warning" if any(each.parameter for each in shown) else "info"
+            listed = "; ".join(map(str, shown))
+            emit(Notice(f"{name} has constants in its program, which no new checkpoint changes: {listed}", level))
 
 
 def _golden(source: Source, plan: BuildPlan, float32: Tree | None) -> dict[str, tuple[str, bytes]]:
@@ -357,8 +372,7 @@ def _compile(bundle: Bundle, source: Source, plan: BuildPlan) -> Bundle:
 def _saved_model(bundle: Bundle, plan: BuildPlan) -> Bundle:
     from servax.targets import savedmodel
 
-    with named_step("write saved_model"):
-        record = savedmodel.write(bundle, bundle.root / savedmodel.DIRECTORY, tensorflow=plan.tensorflow)
+    record = savedmodel.write(bundle, bundle.root / savedmodel.DIRECTORY, tensorflow=plan.tensorflow)
     return amend(bundle, {}, lambda manifest: with_saved_model(manifest, record))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from servax.core.device import platform_of
 from servax.core.errors import UsageError
-from servax.core.events import step as named_step
 from servax.targets import parity as proofs
 from servax.targets import savedmodel
 from servax.targets.bundle import Bundle, amend
@@ -70,8 +69,7 @@ def with_saved_model(manifest: Manifest, record: SavedModelRecord) -> Manifest:
 def _add_saved_model(bundle: Bundle, tensorflow: str | None) -> Bundle:
     directory = bundle.root / f".{savedmodel.DIRECTORY}.tmp-{secrets.token_hex(4)}"
     try:
-        with named_step("write saved_model"):
-            record = savedmodel.write(bundle, directory, tensorflow=tensorflow)
+        record = savedmodel.write(bundle, directory, tensorflow=tensorflow)
         files = {
             f"{savedmodel.DIRECTORY}/{(folder / name).relative_to(directory).as_posix()}": folder / name
             for folder, _, names in directory.walk()

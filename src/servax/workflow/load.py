@@ -280,7 +280,7 @@ def _serve_source(source: Source, options: LoadOptions, device: Device) -> Local
 
     def load(key: Key) -> LoadedProgram:
         function = source.functions[key[0]]
-        return jit.load(function, key[1], avals, device)
+        return jit.load(function, key[1], source.params, device)
 
     programs = _load_all(list(source.grid), load, "compile")
     like, defaults = avals, source.model.defaults()

@@ -12,11 +12,10 @@ from servax.core.events import step as named_step
 from servax.stages.buckets import Bucket
 from servax.targets import parity as proofs
 from servax.targets.bundle import Bundle, amend
-from servax.targets.manifest import Manifest, TargetName, VerdictRecord
+from servax.targets.manifest import TARGETS, Manifest, TargetName, VerdictRecord
 from servax.targets.parity import Proof
 
 PARITY = "parity.json"
-TARGETS: tuple[TargetName, ...] = ("jit", "aot", "export", "saved_model")
 
 
 def verify(
