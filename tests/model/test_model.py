@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from servax.core.errors import ModelError
+from servax.core.monitoring import counts, register, thread_role
 from servax.core.trees import flatten, path_text
 from servax.model import Model, Text, infer_outputs
 
@@ -125,6 +126,27 @@ def test_vmap_of_the_model_holds_for_its_functions_but_not_for_stateful_ones():
 
     assert model.functions["mapped"].signature.input("x").text() == "float32[batch, 3]"
     assert model.functions["whole"].call({}, {"n": np.int32(0)}, {"x": np.ones((2, 3))})[1]["output"].shape == (2, 3)
+
+
+def test_defaults_are_compiled_once():
+    from flax import nnx
+
+    class Masked(nnx.Module):
+        def __init__(self) -> None:
+            self.mask = jnp.tril(jnp.ones((3, 3)))
+
+        def __call__(self, x):
+            return x @ self.mask
+
+    register()
+    model = Model(Masked, inputs=X)
+    with thread_role("test of defaults"):
+        first = model.defaults()
+        compiled = counts("test of defaults")
+        second = model.defaults()
+        assert counts("test of defaults") == compiled
+    np.testing.assert_array_equal(first["mask",], np.tril(np.ones((3, 3))))
+    assert second["mask",] is first["mask",]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ class Model:
         self.functions: dict[str, Function] = {}
         self._nets: dict[str, tuple[NetFunction, Checked, bool, bool]] = {}
         self._state = state_specs(state) if state else None
+        self._defaults: tuple[int, dict[KeyPath, np.ndarray]] | None = None
         self._buckets = dict(buckets or {})
         self._pad = dict(flat_items(pad or {}))
         self._batch = batch
@@ -174,8 +175,13 @@ class Model:
         return self._adapter.abstract()
 
     def defaults(self) -> dict[KeyPath, np.ndarray]:
-        """Values of plain arrays of the definition, which a checkpoint may lack. Only these are computed."""
-        return self._adapter.defaults()
+        """Values of plain arrays of the definition, which a checkpoint may lack.
+
+        Only these are computed, and only once (but for functions added since): a swap of weights compiles nothing.
+        """
+        if self._defaults is None or self._defaults[0] != len(self.functions):
+            self._defaults = (len(self.functions), self._adapter.defaults())
+        return dict(self._defaults[1])
 
     def random_state(self) -> tuple[KeyPath, ...]:
         """Paths of RNG state: a checkpoint may hold it, but it is no parameter."""
