@@ -100,6 +100,20 @@ def test_an_executable_with_one_flipped_byte(
     assert str(damaged) in refused.stderr
 
 
+def test_executables_that_are_gone_are_done_without_and_made_again(
+    minilm_bundle: Bundle, minilm_golden: Sequence[dict[str, Any]], copy_of: Copy
+) -> None:
+    from servax.workflow.compile import compile_bundle
+
+    path = copy_of(minilm_bundle)
+    gone = path / minilm_bundle.manifest.executables[0].file
+    gone.unlink()
+    (said,) = notices_of(path, minilm_golden)
+    assert str(gone) in said
+    assert compile_bundle(path).added == 1
+    assert notices_of(path, minilm_golden) == []
+
+
 def test_a_parameter_file_with_one_flipped_byte_refuses_to_load(minilm_bundle: Bundle, copy_of: Copy) -> None:
     path = copy_of(minilm_bundle)
     largest = max(

@@ -26,10 +26,10 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Say which wrapper serves which deployment, why, and what stands in its way on this machine."""
-    from servax.workflow.choose import choose, table
+    from servax.workflow.choose import choose, text
 
     choices = choose(subject, deployment)
     if json:
         print_json([choice.as_json() for choice in choices])
     else:
-        out.print(table(choices))
+        out.print(text(choices), soft_wrap=True, markup=False)

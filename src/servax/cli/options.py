@@ -51,10 +51,6 @@ Require = Annotated[
     str | None,
     typer.Option("--require", help="Start only with this wrapper (aot, export, jit), else exit 3.", show_default=False),
 ]
-CacheDir = Annotated[
-    str | None,
-    typer.Option("--cache-dir", help="Persistent compilation cache, for a fast second start.", show_default=False),
-]
 
 
 def parse_step(step: str | None) -> int | Literal["latest", "best"] | None:

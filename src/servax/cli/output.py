@@ -14,8 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from servax.core.errors import ServaxError
 from servax.core.events import Event, Notice, StepAdvanced, StepFinished, StepStarted, listening
 
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+_FILE_WIDTH = 160
+"""Columns of a table that is written to a file or a pipe."""
+
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _FILE_WIDTH)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:

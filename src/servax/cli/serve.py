@@ -32,7 +32,13 @@ def command(
     dtype: options.DType = None,
     bucket: options.Buckets = None,
     bucket_file: options.BucketFile = None,
-    cache_dir: options.CacheDir = None,
+    cache_dir: Annotated[
+        str,
+        typer.Option(
+            "--cache-dir",
+            help="Persistent compilation cache, which makes a second start of jit and export fast; none: without.",
+        ),
+    ] = "~/.cache/servax",
     drain_timeout: Annotated[
         float, typer.Option("--drain-timeout", help="Seconds that requests in flight have after SIGTERM.")
     ] = 30.0,
@@ -61,7 +67,7 @@ def command(
                 "dtype": dtype,
                 "buckets": bucket or (),
                 "bucket_file": bucket_file,
-                "cache_dir": cache_dir,
+                "cache_dir": None if cache_dir == "none" else cache_dir,
             },
         )
     )

@@ -38,7 +38,9 @@ class Table:
 
         table = RichTable(title=escape(self.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in self.columns:
-            table.add_column(escape(column.lstrip(">")), justify="right" if column.startswith(">") else "left")
+            table.add_column(
+                escape(column.lstrip(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*map(escape, row))
         return table

@@ -24,6 +24,7 @@ from servax.targets.manifestfile import MANIFEST, REBUILD, read_manifest, write_
 from servax.targets.verdicts import ParityReport
 
 PARAMETERS = "params"
+EXECUTABLES = "executables"
 README = "README.md"
 
 
@@ -49,7 +50,12 @@ class Bundle:
         """
         root = epath.Path(path).expanduser()
         bundle = cls(root, read_manifest(root))
-        missing = [rel for rel in bundle.manifest.files if not bundle.path(rel).exists()]
+        missing = [
+            rel
+            for rel in bundle.manifest.files
+            # An executable that is gone can be made again, or done without.
+            if not rel.startswith(f"{EXECUTABLES}/") and not bundle.path(rel).exists()
+        ]
         if missing:
             raise BundleError(
                 f"{len(missing)} of the files that the bundle lists are not there",

@@ -36,6 +36,7 @@ TIMEOUT = 600.0
 STDERR_TAIL = 1000
 """Characters of a dead child's output that its verdict keeps."""
 
+_CRASH = "Fatal Python error:"
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "rocm": "rocm,cpu", "tpu": "tpu,cpu"}
 
 
@@ -157,8 +158,7 @@ def run_child(job: Job, timeout: float, module: str | None = None) -> ChildRun:
         ending = f"child died with {_signal_name(-status)}"
     elif status > 0:
         ending = f"child ended with status {status}"
-    tail = (results / "output.txt").read_text(errors="replace")[-STDERR_TAIL:].strip()
-    return ChildRun(protocol.read_report(results), ending, tail)
+    return ChildRun(protocol.read_report(results), ending, _tail((results / "output.txt").read_text(errors="replace")))
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -308,6 +308,15 @@ def _golden(bundle: Bundle, name: str) -> str:
 def _case(bundle: Bundle, function: str, bucket: Bucket) -> Case:
     file = _golden(bundle, f"{function}@{bucket.label}")
     return Case(function, bucket.label, str(bundle.path(file)))
+
+
+def _tail(output: str) -> str:
+    """The last `STDERR_TAIL` characters; of a crash's stack, whose innermost call comes first, the beginning."""
+    crash = output.rfind(_CRASH)
+    if crash < 0:
+        return output[-STDERR_TAIL:].strip()
+    before = output[:crash][-STDERR_TAIL // 4 :]
+    return (before + output[crash:])[:STDERR_TAIL].strip()
 
 
 def _signal_name(number: int) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from servax.core.device import platform_of
 from servax.core.errors import UsageError
-from servax.core.table import Table
 from servax.targets.bundle import Bundle, is_bundle
 from servax.targets.manifest import TargetName
 from servax.workflow.device import pick_device
@@ -87,12 +86,18 @@ def choose(subject: str, deployment: str | None = None) -> list[Choice]:
     return [_for_model(subject, name) for name in wanted]
 
 
-def table(choices: Sequence[Choice]) -> Table:
-    """The choices as a table."""
-    rows = [
-        (c.use, c.target, c.reason, "; ".join(c.obstacles) or "nothing", "; ".join(c.notes), c.command) for c in choices
-    ]
-    return Table.of("which wrapper", ("deployment", "wrapper", "why", "in the way here", "note", "next"), rows)
+def text(choices: Sequence[Choice]) -> str:
+    """The choices for people: a paragraph each."""
+    paragraphs: list[str] = []
+    for choice in choices:
+        lines = [f"{choice.use}: {choice.target}", f"  why:         {choice.reason}"]
+        lines += [f"  in the way:  {obstacle}" for obstacle in choice.obstacles] or [
+            "  in the way:  nothing on this machine"
+        ]
+        lines += [f"  note:        {note}" for note in choice.notes]
+        lines += [f"  next:        {choice.command}"]
+        paragraphs.append("\n".join(lines))
+    return "\n\n".join(paragraphs)
 
 
 def _for_bundle(bundle: Bundle, deployment: str) -> Choice:

@@ -63,7 +63,7 @@ def report(path: str) -> list[Table]:
         (
             record.id,
             count,
-            ", ".join(f"{key}={value}" for key, value in sorted(record.fields.items()) if len(value) < 40),
+            ", ".join(f"{key}={value}" for key, value in sorted(record.fields.items()) if not key.startswith("jax_")),
         )
         for record in manifest.fingerprints
         if (count := sum(executable.fingerprint == record.id for executable in manifest.executables))
@@ -79,7 +79,9 @@ def report(path: str) -> list[Table]:
         ),
     ]
     if executables:
-        tables.append(Table.of("executables", ("fingerprint", ">programs", "fields"), executables))
+        tables.append(
+            Table.of("executables", ("fingerprint", ">programs", "fields (and JAX's settings: --json)"), executables)
+        )
     tables.append(bundle.parity.table())
     tables.append(Table.of("how long they live", ("target", "until", "bound to"), expiry))
     return tables
