@@ -135,39 +135,52 @@ def build(
         tensorflow=tensorflow,
         reference=reference,
     )
+    buckets = bucket_texts(buckets)
+    choice = CheckpointChoice(checkpoint, select, step, item, dtype)
     with BundleWriter(output, overwrite=overwrite) as writer:
-        choice = CheckpointChoice(checkpoint, select, step, item, dtype)
-        source = prepare(
-            model,
-            choice,
-            params=params,
-            device=plan.device,
-            buckets=bucket_texts(buckets),
-            bucket_file=bucket_file,
-        )
-        programs = _export(source, plan)
-        samples_files = _golden(source, plan, _float32(source, choice))
-        processors = _write(writer, source, programs, samples_files)
-        manifest = _manifest(
-            source,
+        # A function of its own, so that the parameters leave the device before the children come to it.
+        bundle = _make(
+            writer,
             plan,
-            programs=programs,
-            samples_files=samples_files,
-            processors=processors,
-            reference=reference,
-            dtype=dtype,
+            lambda: prepare(model, choice, params=params, device=plan.device, buckets=buckets, bucket_file=bucket_file),
+            choice,
+            reference,
         )
-        bundle = writer.draft(manifest)
-        if "aot" in plan.targets:
-            bundle = _compile(bundle, source, plan)
-        if "saved_model" in plan.targets:
-            bundle = _saved_model(bundle, plan)
         manifest = _prove(writer, bundle, plan, reference)
         if not plan.keep_exports:
             (writer.root / "programs").rmtree()
             manifest = manifest.model_copy(update={"programs": ()})
         writer.write(README, readme_text(manifest))
         return writer.finish(manifest)
+
+
+def _make(
+    writer: BundleWriter,
+    plan: BuildPlan,
+    prepared: Callable[[], Source],
+    choice: CheckpointChoice,
+    reference: str | None,
+) -> Bundle:
+    """Every part of the bundle, unproved, in the writer's temporary place."""
+    source = prepared()
+    programs = _export(source, plan)
+    samples_files = _golden(source, plan, _float32(source, choice))
+    processors = _write(writer, source, programs, samples_files)
+    manifest = _manifest(
+        source,
+        plan,
+        programs=programs,
+        samples_files=samples_files,
+        processors=processors,
+        reference=reference,
+        dtype=choice.dtype,
+    )
+    bundle = writer.draft(manifest)
+    if "aot" in plan.targets:
+        bundle = _compile(bundle, source, plan)
+    if "saved_model" in plan.targets:
+        bundle = _saved_model(bundle, plan)
+    return bundle
 
 
 def _plan(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
-
-import jax
 
 from servax.core.device import Device, platform_of
 from servax.core.errors import PlatformError
@@ -19,6 +19,8 @@ def pick_device(platform: str | None = None) -> Device:
     Raises:
       PlatformError: JAX has no such device here. The message carries JAX's own reason.
     """
+    import jax
+
     if platform is None:
         device = jax.devices()[0]
         if device.platform == "cpu" and Path("/dev/nvidia0").exists():
@@ -43,7 +45,31 @@ def pick_device(platform: str | None = None) -> Device:
         ) from error
 
 
+def platform_here(platform: str | None = None) -> str:
+    """The platform of `pick_device(platform)`, asked in a child process, so that this one opens no accelerator.
+
+    Raises:
+      PlatformError: JAX has no such device here.
+    """
+    if platform is not None:
+        check_platform(platform)
+    command = [sys.executable, "-m", "servax.workflow.device", *([platform] if platform else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise PlatformError(
+            f"JAX has no {platform or 'usable'} device on this machine",
+            seen=done.stderr.strip()[-1000:],
+            expected=platform,
+            remedy="look at JAX_PLATFORMS and at the installed jax, or leave --platform out",
+        )
+    return done.stdout.split()[-1]
+
+
 def check_platform(platform: str) -> None:
     """Raises PlatformError for a name that is not a platform."""
     if platform not in PLATFORMS:
         raise PlatformError("no such platform", seen=platform, expected=" or ".join(PLATFORMS))
+
+
+if __name__ == "__main__":
+    print(platform_of(pick_device(*sys.argv[1:])))

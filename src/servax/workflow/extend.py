@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Sequence
 
-from servax.core.device import platform_of
 from servax.core.errors import UsageError
 from servax.targets import parity as proofs
 from servax.targets import savedmodel
@@ -14,7 +13,7 @@ from servax.targets.bundle import Bundle, amend
 from servax.targets.expiry import saved_model_expiry
 from servax.targets.manifest import Manifest, SavedModelRecord
 from servax.workflow.compile import compile_bundle
-from servax.workflow.device import pick_device
+from servax.workflow.device import platform_here
 from servax.workflow.verify import PARITY, check_targets, prove, refuse_failures, with_verdicts
 
 
@@ -45,7 +44,7 @@ def extend(
         bundle = compile_bundle(path).bundle
     if "saved_model" in chosen:
         bundle = _add_saved_model(bundle, tensorflow)
-    here = platform_of(pick_device())
+    here = platform_here()
     found = prove(
         bundle, chosen, (here,), here, full=parity == "full", max_precision_error=None, unavailable="unproven"
     )

@@ -14,6 +14,7 @@ from servax.targets import parity as proofs
 from servax.targets.bundle import Bundle, amend
 from servax.targets.manifest import TARGETS, Manifest, TargetName, VerdictRecord
 from servax.targets.parity import Proof
+from servax.workflow.device import platform_here
 
 PARITY = "parity.json"
 
@@ -48,7 +49,7 @@ def verify(
             where=str(bundle.root),
             expected=", ".join(bundle.manifest.targets),
         )
-    here = _platform_here(platform)
+    here = platform_here(platform)
     found = prove(
         bundle,
         chosen,
@@ -163,13 +164,6 @@ def _unproven(target: TargetName, platform: str, buckets: Mapping[str, Sequence[
             for bucket in chosen
         ),
     )
-
-
-def _platform_here(platform: str | None) -> str:
-    from servax.core.device import platform_of
-    from servax.workflow.device import pick_device
-
-    return platform_of(pick_device(platform))
 
 
 def _key(verdict: VerdictRecord) -> tuple[str, str, str, str]:
