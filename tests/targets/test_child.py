@@ -40,6 +40,7 @@ def add_golden(bundle, functions, params):
         {name: function for name, (function, _) in functions.items()},
         buckets,
         jax.tree.map(jnp.asarray, params),
+        lambda golden: golden,
         thorough=buckets,
     )
     files = {golden.golden_file(each.function, Bucket.parse(each.bucket)): (each, to_bytes(each)) for each in made}

@@ -67,8 +67,9 @@ def test_a_right_wrapper_is_proved_in_every_bucket(prove):
     assert sorted(proof.seconds) == sorted(LABELS)
     assert all(each.precision == 0.01 for each in proof.verdicts)
     assert [each.detail for each in seen if isinstance(each, events.StepAdvanced)] == [
-        f"export {label} proved" for label in LABELS
+        f"{label} proved" for label in LABELS
     ]
+    assert seen[0] == events.StepStarted("prove export on cpu", 3)
 
 
 def test_altered_outputs_are_caught(prove):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
-from servax.core.events import Notice, StepAdvanced, emit, step
+from servax.core.events import Notice, emit
 from servax.core.tensors import Signature
 from servax.core.trees import Tree
 from servax.model.function import Function
 from servax.stages.buckets import Bucket
 from servax.stages.padding import check
+from servax.stages.pipeline import run_parallel
 from servax.targets import draws, faults
 from servax.targets.draws import Ranges
 from servax.targets.indexing import index_bounds
@@ -26,6 +27,7 @@ from servax.targets.tolerance import scale_of
 STEPS = 2
 """Calls, one after another, in a sample of a stateful function."""
 
+T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 _Draws = Mapping[str, Draw]
 
@@ -121,27 +123,28 @@ def make_all(
     functions: Mapping[str, Function],
     buckets: Mapping[str, Sequence[Bucket]],
     params: Tree,
+    then: Callable[[Golden], T],
     *,
     float32: Tree | None = None,
     thorough: Mapping[str, Sequence[Bucket]],
-) -> Iterator[Golden]:
-    """The samples of every bucket in `buckets`, one after another; those in `thorough` run unpadded too.
+) -> list[T]:
+    """What `then` makes of the samples of every bucket in `buckets`; those in `thorough` run unpadded too.
 
-    Emits the step `golden`, one advance a bucket.
+    Op by op, most of the time goes into compiling operations one at a time: on a CPU several buckets run at once. An
+    accelerator holds the intermediate arrays of one. Emits the step `golden`, one advance a bucket.
 
     Raises:
-      ModelError: of the first function that has a fault.
+      ModelError: of a function that has a fault.
     """
-    with step("golden", total=sum(map(len, buckets.values()))):
-        for name, chosen in buckets.items():
-            known = profile(functions[name], chosen, params)
-            for bucket in chosen:
-                start = time.perf_counter()
-                golden = make(
-                    functions[name], bucket, params, known, float32=float32, thorough=bucket in thorough[name]
-                )
-                emit(StepAdvanced("golden", f"{name}@{bucket.label}", time.perf_counter() - start))
-                yield golden
+    known = {name: profile(functions[name], chosen, params) for name, chosen in buckets.items() if chosen}
+
+    def job(name: str, bucket: Bucket) -> Callable[[], T]:
+        return lambda: then(
+            make(functions[name], bucket, params, known[name], float32=float32, thorough=bucket in thorough[name])
+        )
+
+    jobs = {f"{name}@{bucket.label}": job(name, bucket) for name, chosen in buckets.items() for bucket in chosen}
+    return run_parallel(jobs, "golden", workers=None if jax.default_backend() == "cpu" else 1)
 
 
 class _Maker:

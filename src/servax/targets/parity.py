@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from servax.core.events import Notice, StepAdvanced, emit
+from servax.core.events import Notice, StepAdvanced, emit, step
 from servax.stages.buckets import Bucket, BucketGrid
 from servax.targets import child_protocol as protocol
 from servax.targets.bundle import Bundle
@@ -93,6 +93,7 @@ def prove(
 
     A child that dies, or does not end in time, is the verdict of the bucket it was at; those it had not come to are
     then tried one by one, each in a child of its own. What this machine cannot run is `unproven`.
+    Emits the step `prove TARGET on PLATFORM`, one advance a bucket.
 
     Args:
       bundle: may be a draft; its manifest lists the golden samples.
@@ -110,8 +111,11 @@ def prove(
     """
     cases = tuple(_case(bundle, name, bucket) for name, chosen in buckets.items() for bucket in chosen)
     golden = {case.name: from_bytes(bundle.read(_golden(bundle, case.name)), case.golden) for case in cases}
-    with tempfile.TemporaryDirectory(prefix="servax-parity-") as scratch:
-        outcomes = _Outcomes(target, platform, golden, max_precision_error, unavailable)
+    outcomes = _Outcomes(target, platform, golden, max_precision_error, unavailable)
+    with (
+        step(outcomes.step, total=len(cases)),
+        tempfile.TemporaryDirectory(prefix="servax-parity-") as scratch,
+    ):
         waiting = cases
         alone = False
         while waiting:
@@ -217,6 +221,7 @@ class _Outcomes:
         unavailable: Literal["failed", "unproven"],
     ) -> None:
         self.verdicts: dict[str, VerdictRecord] = {}
+        self.step = f"prove {target} on {platform}"
         self._target: TargetName = target
         self._platform = platform
         self._golden = golden
@@ -238,9 +243,9 @@ class _Outcomes:
                 started = name
                 continue
             started = None
-            self._add(name, self._verdict(line, name, results))
             if isinstance(line, protocol.Answered):
                 self._seconds[name] = line.seconds
+            self._add(name, self._verdict(line, name, results))
         ending = run.ending or "child ended without an answer"
         if started is not None:
             self._fail(started, f"{ending} in {started}", run.tail)
@@ -298,7 +303,7 @@ class _Outcomes:
 
     def _add(self, name: str, verdict: VerdictRecord) -> None:
         self.verdicts[name] = verdict
-        emit(StepAdvanced("parity", f"{self._target} {name} {verdict.verdict}", self._seconds.get(name, 0.0)))
+        emit(StepAdvanced(self.step, f"{name} {verdict.verdict}", self._seconds.get(name, 0.0)))
 
 
 def _golden(bundle: Bundle, name: str) -> str:

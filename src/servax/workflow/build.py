@@ -274,14 +274,12 @@ def _golden(source: Source, plan: BuildPlan, float32: Tree | None) -> dict[str, 
         )
         for name in source.functions
     }
-    made = golden.make_all(source.functions, wanted, source.params, float32=float32, thorough=corners)
-    return {
-        f"{each.function}@{each.bucket}": (
-            golden.golden_file(each.function, Bucket.parse(each.bucket)),
-            samples.to_bytes(each),
-        )
-        for each in made
-    }
+
+    def written(made: samples.Golden) -> tuple[str, tuple[str, bytes]]:
+        bucket = Bucket.parse(made.bucket)
+        return f"{made.function}@{made.bucket}", (golden.golden_file(made.function, bucket), samples.to_bytes(made))
+
+    return dict(golden.make_all(source.functions, wanted, source.params, written, float32=float32, thorough=corners))
 
 
 def _float32(source: Source, choice: CheckpointChoice) -> Tree | None:
