@@ -1,4 +1,4 @@
-"""Trains the tutorial's GPT on `text.txt`: `python train.py --steps 600 --output runs/gpt`.
+"""Trains the tutorial's GPT on `text.txt`: `python train.py --steps 1000 --output runs/gpt`.
 
 Nothing here knows of servax: this is the notebook's side of the way to production.
 """
@@ -87,7 +87,7 @@ def train(output: str | Path, *, steps: int, saves: int = 4, seed: int = 0) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the tutorial's GPT.")
-    parser.add_argument("--steps", type=int, default=600, help="number of batches (600)")
+    parser.add_argument("--steps", type=int, default=1000, help="number of batches (1000)")
     parser.add_argument("--output", type=Path, default=Path("runs/gpt"), help="folder of the checkpoints (runs/gpt)")
     arguments = parser.parse_args()
     start = time.perf_counter()
