@@ -52,3 +52,14 @@ def test_a_step_that_raises_is_not_finished():
     with listening(heard.append), pytest.raises(ValueError, match="broken"), step("restore"):
         raise ValueError("broken")
     assert heard == [StepStarted("restore")]
+
+
+def test_a_listener_that_is_subscribed_twice_leaves_once_at_a_time():
+    heard: list[Event] = []
+    listener = heard.append
+    leave, leave_again = subscribe(listener), subscribe(listener)
+    leave()
+    emit(Notice("one"))
+    leave_again()
+    emit(Notice("two"))
+    assert heard == [Notice("one")]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 Listener = Callable[["Event"], None]
 
 _lock = threading.Lock()
-_listeners: tuple[Listener, ...] = ()
+_subscribed: tuple[tuple[Listener], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +92,21 @@ class RequestDone(Event):
 
 def emit(event: Event) -> None:
     """Calls every listener with `event`, on this thread, in the order of subscription."""
-    for listener in _listeners:
+    for (listener,) in _subscribed:
         listener(event)
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
     """Adds a listener; calling what is returned removes it."""
-    global _listeners
+    global _subscribed
     with _lock:
-        _listeners = (*_listeners, listener)
+        subscribed = (listener,)  # an identity of its own, so that a listener may be subscribed twice
+        _subscribed = (*_subscribed, subscribed)
 
     def unsubscribe() -> None:
-        global _listeners
+        global _subscribed
         with _lock:
-            _listeners = tuple(each for each in _listeners if each is not listener)
+            _subscribed = tuple(each for each in _subscribed if each is not subscribed)
 
     return unsubscribe
 
