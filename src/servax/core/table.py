@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Table:
     """Rows of text under column heads.
 
@@ -45,7 +45,7 @@ class Table:
             table.add_row(*map(escape, row))
         return table
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from rich.console import Console
 
         buffer = io.StringIO()

@@ -77,7 +77,7 @@ class StageRow:
         return f"{self.function}@{self.bucket}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StagesTable:
     """Rows by program; shows itself in a terminal and in a notebook."""
 
@@ -129,5 +129,5 @@ class StagesTable:
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()  # pyright: ignore[reportPrivateUsage]  # IPython's protocol has this name
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str(self.table())

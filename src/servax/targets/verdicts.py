@@ -12,7 +12,7 @@ from servax.core.table import Table
 from servax.targets.manifest import VerdictRecord
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ParityReport:
     """The verdicts of a bundle. Prints as a table, in a notebook too."""
 
@@ -52,7 +52,7 @@ class ParityReport:
     def __rich__(self) -> RichTable:
         return self.table().__rich__()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str(self.table())
 
     def _repr_html_(self) -> str:
