@@ -349,6 +349,11 @@ def test_functions_that_are_no_signatures_are_left_out_with_the_reason(zoo, repl
     assert "no signature of this bucket" in line.reason
 
 
+def test_inputs_that_servax_would_fill_in_are_named(zoo):
+    (message,) = [each.message for each in zoo[1] if isinstance(each, Notice) and "every request" in each.message]
+    assert "every request to predict carries n," in message
+
+
 def test_progress_is_told_by_function(zoo):
     done = [each.detail for each in zoo[1] if isinstance(each, StepAdvanced) and each.step == "saved_model"]
     assert done == ["predict", "half", "top", "pairs", "wide", "inverse"]

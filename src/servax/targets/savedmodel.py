@@ -29,10 +29,10 @@ from servax.core.errors import ArtifactUnavailable, BuildError, PlatformError
 from servax.core.events import Notice, StepAdvanced, emit, step
 from servax.core.tensors import TensorSpec
 from servax.stages.buckets import Bucket
-from servax.stages.padding import check, cut, pad
+from servax.stages.padding import SEED, check, cut, pad
 from servax.targets.bundle import Bundle
 from servax.targets.child_protocol import Answer, Answering, Job, main
-from servax.targets.manifest import SavedModelRecord
+from servax.targets.manifest import FunctionRecord, SavedModelRecord
 from servax.targets.samples import Sample
 from servax.targets.savedmodel_messages import Advanced, Line, Raised, Told, WriteJob
 from servax.targets.savedmodel_names import check_names, refuse_if_empty, tensor_name
@@ -74,16 +74,9 @@ def write(bundle: Bundle, directory: str | os.PathLike[str], *, tensorflow: str 
         )
     left_out = {name: STATEFUL for name, record in manifest.functions.items() if record.stateful}
     for name, record in manifest.functions.items():
-        if name in left_out:
-            continue
-        check_names(name, record.signature())
-        for processor in record.processors:
-            emit(
-                Notice(
-                    f"saved_model takes tensors only: requests to {name} carry {tensor_name(processor.input)}; "
-                    f"{processor.name} and its {processor.kind} processor stay with servax"
-                )
-            )
+        if name not in left_out:
+            check_names(name, record.signature())
+            _tell_what_requests_carry(name, record)
     refuse_if_empty(manifest, left_out)
     for name, reason in left_out.items():
         emit(Notice(f"saved_model leaves out {name}: {reason}", level="warning"))
@@ -106,6 +99,28 @@ def copy_command(bundle_path: str, name: str, version: int = 1) -> str:
     place = f"models/{name}/{version}"
     source = f"{bundle_path.rstrip('/')}/{DIRECTORY}/."
     return f"mkdir -p {shlex.quote(place)} && cp -r {shlex.quote(source)} {shlex.quote(place + '/')}"
+
+
+def _tell_what_requests_carry(name: str, record: FunctionRecord) -> None:
+    """A notice of what servax does for its own clients and a SavedModel leaves to them."""
+    signature = record.signature()
+    filled = [
+        spec.name
+        for spec in signature.inputs
+        if spec.default is not None or spec.name in signature.lengths or spec.name == SEED
+    ]
+    if filled:
+        names = ", ".join(map(tensor_name, filled))
+        emit(
+            Notice(f"saved_model: every request to {name} carries {names}, which servax fills in where it is left out")
+        )
+    for processor in record.processors:
+        emit(
+            Notice(
+                f"saved_model takes tensors only: requests to {name} carry {tensor_name(processor.input)}; "
+                f"{processor.name} and its {processor.kind} processor stay with servax"
+            )
+        )
 
 
 def _run(job: WriteJob) -> SavedModelRecord:
