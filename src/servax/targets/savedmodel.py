@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from etils import epath
 
 from servax.core.errors import ArtifactUnavailable, BuildError, PlatformError
 from servax.core.events import Notice, StepAdvanced, emit, step
@@ -85,7 +85,7 @@ def write(bundle: Bundle, directory: str | os.PathLike[str], *, tensorflow: str 
         try:
             return _run(job)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            epath.Path(directory).rmtree(missing_ok=True)
             raise
 
 

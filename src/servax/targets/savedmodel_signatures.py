@@ -148,7 +148,7 @@ def _serialize_for(version: str, graph: Any) -> None:
     for operation in graph.get_operations():
         if operation.type == "XlaCallModule":
             module = for_version(operation.get_attr("module"), version)
-            # TensorFlow offers no public way to change an attribute; gradient code in and around it uses this one.
+            # TensorFlow has no public way to change an operation's attribute.
             operation._set_attr("module", protobuf.AttrValue(s=module))
 
 
