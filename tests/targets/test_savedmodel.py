@@ -35,7 +35,7 @@ from servax.targets.child_protocol import Answered, Case, Failed, Finished, Job,
 from servax.targets.manifest import ProcessorRecord, SavedModelRecord
 from servax.targets.samples import Draw, Golden, Sample, Step, to_bytes
 from servax.targets.savedmodel_messages import Raised
-from servax.targets.savedmodel_names import check_names, refuse_if_empty, signature_name
+from servax.targets.savedmodel_names import check_names, refuse_if_empty, signature_name, tensor_name
 from servax.targets.savedmodel_signatures import set_calling_convention, unfit
 from servax.targets.savedmodel_tensorflow import Consumer, check_tensorflow
 
@@ -59,6 +59,7 @@ WEIGHTS = {
     "half": {"w": normal(4, 3).astype(ml_dtypes.bfloat16)},
     "big": np.zeros((1024, 1024), np.float32),
     "step": np.asarray(3, np.int32),
+    "odd": {"a b": np.asarray(2, np.float32), "é": {"_0": np.array([-8, 7, 3, -1], ml_dtypes.int4)}},
 }
 
 
@@ -138,6 +139,19 @@ WIDE = make_function(
     {"y": "float64[batch]"},
     lambda params, state, inputs: (None, {"y": inputs["x"] * inputs["z"]}),
 )
+# Names and dtypes that TensorFlow would not take as they are.
+ODD = make_function(
+    "odd-one",
+    {"_x": "float32[batch]", "Self": "uint4[3]"},
+    {"_y": "float32[batch]", "z.z": "uint4[3]"},
+    lambda params, state, inputs: (
+        None,
+        {
+            "_y": inputs["_x"] * params["odd"]["a b"] + params["odd"]["é"]["_0"].astype(jnp.float32).sum(),
+            "z.z": inputs["Self"] * 2,
+        },
+    ),
+)
 of = Bucket.of
 LARGEST = of(batch=8, length=LONGEST)
 FUNCTIONS = {
@@ -146,6 +160,7 @@ FUNCTIONS = {
     "top": (TOP, (of(batch=1), of(batch=4))),
     "pairs": (PAIRS, (of(batch=2, length=4), of(batch=2, length=8))),
     "wide": (WIDE, (of(batch=2),)),
+    "odd-one": (ODD, (of(batch=2),)),
     "count": (COUNT, (STATIC,)),
     "inverse": (INVERSE, (STATIC,)),
 }
@@ -253,6 +268,7 @@ HALF_CALLS = [
 TOP_CALLS = [{"x": normal(batch, 8)} for batch in (3, 4)]
 PAIRS_SHORT = [{"x": normal(2, 4)}, {"x": normal(1, 3)}]
 PAIRS_LONG = [{"x": normal(2, 8)}, {"x": normal(7, 6)}]
+ODD_CALLS = [{"_x": np.array([1, 5, 7], np.float32), "Self": np.array([3, 0, 7], ml_dtypes.uint4)}]
 WIDE_CALLS = [{"x": np.array([2**40 + 1, 3]), "z": np.asarray(1.5)}]
 
 
@@ -267,6 +283,7 @@ def replies(zoo, tmp_path_factory):
         ("pairs", of(batch=2, length=4)): (PAIRS, PAIRS_SHORT),
         ("pairs", of(batch=2, length=8)): (PAIRS, PAIRS_LONG),
         ("wide", of(batch=2)): (WIDE, WIDE_CALLS),
+        ("odd-one", of(batch=2)): (ODD, ODD_CALLS),
         ("inverse", STATIC): (INVERSE, [{"x": np.eye(3, dtype=np.float32)}]),
     }
     return answers(bundle, tmp_path_factory.mktemp("replies"), requests)
@@ -282,9 +299,17 @@ def test_signatures_are_named_after_functions_and_buckets(zoo):
         "pairs": "pairs",
         "pairs_batch_2_length_4": "pairs@batch=2,length=4",
         "wide": "wide",
+        "odd-one": "odd-one",
         "serving_default": "predict",
     }
-    assert savedmodel.functions_of(bundle.manifest.saved_model) == {"predict", "half", "top", "pairs", "wide"}
+    assert savedmodel.functions_of(bundle.manifest.saved_model) == {
+        "predict",
+        "half",
+        "top",
+        "pairs",
+        "wide",
+        "odd-one",
+    }
 
 
 @pytest.mark.parametrize("number", range(len(PREDICT_CALLS)))
@@ -329,6 +354,15 @@ def test_64_bit_tensors_keep_their_bits(replies):
     np.testing.assert_array_equal(output, [(2**40 + 1) * 1.5, 4.5])
 
 
+def test_names_and_dtypes_that_tensorflow_does_not_take_are_changed(replies):
+    found = replies[1]["odd-one", of(batch=2)]
+    np.testing.assert_array_equal(found["call0/0/outputs/_y"], [3, 11, 15])
+    assert found["call0/0/outputs/z.z"].dtype == ml_dtypes.uint4
+    np.testing.assert_array_equal(found["call0/0/outputs/z.z"].astype(int), [6, 0, 14])
+    assert tensor_name("_x") == "arg__x"
+    assert tensor_name("image.left") == "image_left"
+
+
 def test_the_child_names_tensorflow_and_its_device(replies):
     (finished,) = [line for line in replies[0] if isinstance(line, Finished)]
     assert "CPU:0" in finished.device
@@ -356,7 +390,7 @@ def test_inputs_that_servax_would_fill_in_are_named(zoo):
 
 def test_progress_is_told_by_function(zoo):
     done = [each.detail for each in zoo[1] if isinstance(each, StepAdvanced) and each.step == "saved_model"]
-    assert done == ["predict", "half", "top", "pairs", "wide", "inverse"]
+    assert done == ["predict", "half", "top", "pairs", "wide", "odd-one", "inverse"]
 
 
 def test_parameters_are_variables_and_the_graph_is_small(zoo):
@@ -444,6 +478,7 @@ def test_the_warm_up_file_holds_a_request_per_bucket_that_runs(zoo):
         ("pairs", 2),
         ("pairs_batch_2_length_4", 2),
         ("wide", 2),
+        ("odd-one", 3),
     ]
     largest = requests[1]
     assert largest["inputs"] == {"n": ["int32", [8], [LONGEST]], "tokens": ["int32", [8, LONGEST], [0]]}

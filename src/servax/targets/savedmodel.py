@@ -35,7 +35,7 @@ from servax.targets.child_protocol import Answer, Answering, Job, main
 from servax.targets.manifest import FunctionRecord, SavedModelRecord
 from servax.targets.samples import Sample
 from servax.targets.savedmodel_messages import Advanced, Line, Raised, Told, WriteJob
-from servax.targets.savedmodel_names import check_names, refuse_if_empty, tensor_name
+from servax.targets.savedmodel_names import check_names, refuse_if_empty, tensor_dtype, tensor_name
 from servax.targets.savedmodel_tensorflow import check_tensorflow, load_tensorflow
 
 DIRECTORY = "saved_model"
@@ -222,8 +222,14 @@ class SavedModelPart:
                 sizes = {dim: checked.sizes[dim] if dim in free else size for dim, size in bucket.sizes}
                 inputs = zip(_by_name(signature.inputs), pad(signature, Bucket.of(**sizes), checked), strict=True)
                 with self._tf.device(self._device):
-                    result = call(**{tensor_name(spec.name): self._tf.constant(array) for spec, array in inputs})
-                outputs = [result[tensor_name(spec.name)].numpy() for spec in _by_name(signature.outputs)]
+                    tensors = {
+                        tensor_name(spec.name): array.astype(tensor_dtype(array.dtype)) for spec, array in inputs
+                    }
+                    result = call(**{name: self._tf.constant(array) for name, array in tensors.items()})
+                outputs = [
+                    result[tensor_name(spec.name)].numpy().astype(spec.numpy_dtype, copy=False)
+                    for spec in _by_name(signature.outputs)
+                ]
                 answers.append(Answer(cut(signature, checked.sizes, outputs)))
             return answers
 

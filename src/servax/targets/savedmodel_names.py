@@ -1,9 +1,12 @@
-"""Names in a SavedModel: of its signatures, of their tensors; and what it has none for."""
+"""Names and dtypes in a SavedModel: of its signatures and their tensors; and what it has none for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from servax.core.errors import ModelError
 from servax.core.tensors import Signature
@@ -12,8 +15,20 @@ from servax.targets.manifest import Manifest
 
 
 def tensor_name(name: str) -> str:
-    """The name of an input or output in a SavedModel: dots, which TensorFlow's names cannot have, as underscores."""
-    return name.replace(".", "_")
+    """The name of an input or output in a SavedModel: `image.left` is `image_left`, `_x` is `arg__x`.
+
+    TensorFlow renames arguments of its functions by this rule (`sanitize_arg_name`); outputs follow it here too.
+    """
+    plain = "".join(character if character.isalnum() else "_" for character in name)
+    return plain if plain[0].isalpha() else f"arg_{plain}"
+
+
+def tensor_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which TensorFlow holds a tensor: a byte for 4-bit integers, other dtypes as they are.
+
+    TensorFlow 2.21 keeps one 4-bit integer a byte and gives XLA, which expects two, the bytes as they are.
+    """
+    return np.dtype({"int4": "int8", "uint4": "uint8"}.get(dtype.name, dtype))
 
 
 def signature_name(function: str, bucket: Bucket | None) -> str:
@@ -27,7 +42,7 @@ def check_names(function: str, signature: Signature) -> None:
     """Refuses tensors that a SavedModel could not tell apart.
 
     Raises:
-      ModelError: lists all names that are equal once dots are underscores.
+      ModelError: lists all names that `tensor_name` makes equal.
     """
     clashes: list[str] = []
     for kind, specs in (("inputs", signature.inputs), ("outputs", signature.outputs)):
@@ -37,7 +52,7 @@ def check_names(function: str, signature: Signature) -> None:
         clashes += [f"{kind} {', '.join(names)} are all {new}" for new, names in renamed.items() if len(names) > 1]
     if clashes:
         raise ModelError(
-            "two tensors would have one name in a SavedModel, which writes dots as underscores",
+            "two tensors would have one name in a SavedModel, where dots are underscores",
             where=f"function {function}",
             seen="; ".join(clashes),
             remedy="rename one of each",

@@ -12,19 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from servax.core import trees
 from servax.core.errors import BuildError
 from servax.core.tensors import Signature
 from servax.core.trees import KeyPath, Tree
 from servax.stages.buckets import Bucket
-from servax.targets.savedmodel_names import tensor_name
+from servax.targets.savedmodel_names import tensor_dtype, tensor_name
 from servax.targets.savedmodel_tensorflow import Consumer, load_tensorflow
 
 _JAXLIB_KERNELS = ("lapack_", "tridiagonal_", "cpu_csr_")
 """How the names begin of the CPU kernels that jaxlib brings (`jaxlib.lapack`, `jaxlib.cpu_sparse`)."""
 
-_NO_DLPACK = ("int2", "uint2", "int4", "uint4", "float4", "float8")
-"""How the names begin of dtypes that JAX or TensorFlow does not exchange through DLPack."""
+_NO_DLPACK = ("int4", "uint4", "float8")
+"""How the names begin of dtypes that JAX and TensorFlow do not exchange through DLPack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,10 @@ def unfit(exported: Any, custom_calls: Sequence[str]) -> str | None:
 def variables(params: Tree) -> dict[KeyPath, Any]:
     """A `tf.Variable` for each leaf; over the leaf's own memory where that is a jax.Array's on the host."""
     tf = load_tensorflow()
+    # What TensorFlow's scopes cannot be named is an underscore; the checkpoint beside the graph has the exact paths.
+    names = {path: re.sub("[^A-Za-z0-9_./-]", "_", f"params/{trees.path_text(path)}") for path in trees.flatten(params)}
     return {
-        path: tf.Variable(_tensor(leaf), trainable=False, name=re.sub("[^A-Za-z0-9_./-]", "_", trees.path_text(path)))
+        path: tf.Variable(_tensor(leaf), trainable=False, name=names[path])
         for path, leaf in trees.flatten(params).items()
     }
 
@@ -98,26 +102,33 @@ def convert(exported: Any, name: str, parameters: Mapping[KeyPath, Any], target:
     from jax.experimental import jax2tf
 
     tf = load_tensorflow()
-    avals: Any = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][1]
-    shapes: Any = jax.tree.unflatten(exported.in_tree, [str(aval.shape) for aval in exported.in_avals])[0]
+    (leaves, avals), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    shapes, _ = jax.tree.unflatten(exported.in_tree, [str(aval.shape) for aval in exported.in_avals])
+    dtypes = {path: aval.dtype for path, aval in trees.flatten(leaves).items()}
     converted = jax2tf.convert(
         jax.jit(exported.call),
         polymorphic_shapes=shapes,
         with_gradient=False,
         native_serialization_platforms=exported.platforms,
     )
-    nested = trees.unflatten(parameters)
 
     def call(**tensors: Any) -> dict[str, Any]:
-        outputs = converted(nested, {each: tensors[tensor_name(each)] for each in avals})
+        params = {path: _in_dtype(dtypes[path], variable) for path, variable in parameters.items()}
+        inputs = {each: _in_dtype(aval.dtype, tensors[tensor_name(each)]) for each, aval in avals.items()}
+        outputs = converted(trees.unflatten(params), inputs)
         _serialize_for(target.stablehlo, tf.compat.v1.get_default_graph())
-        return {tensor_name(each): tensor for each, tensor in outputs.items()}
+        return {
+            tensor_name(each): _in_dtype(tensor_dtype(np.dtype(tensor.dtype.as_numpy_dtype)), tensor)
+            for each, tensor in outputs.items()
+        }
 
     call.__name__ = name
     function = tf.function(call, autograph=False, jit_compile=True)
     specs = {
         tensor_name(each): tf.TensorSpec(
-            [size if isinstance(size, int) else None for size in aval.shape], aval.dtype, tensor_name(each)
+            [size if isinstance(size, int) else None for size in aval.shape],
+            tensor_dtype(aval.dtype),
+            tensor_name(each),
         )
         for each, aval in avals.items()
     }
@@ -131,7 +142,10 @@ def lowers(converted: ConvertedFunction, signature: Signature, bucket: Bucket) -
     """
     tf = load_tensorflow()
     sizes = bucket.mapping()
-    tensors = {tensor_name(spec.name): tf.zeros(spec.concrete(sizes), spec.numpy_dtype) for spec in signature.inputs}
+    tensors = {
+        tensor_name(spec.name): tf.zeros(spec.concrete(sizes), tensor_dtype(spec.numpy_dtype))
+        for spec in signature.inputs
+    }
     try:
         converted.function.experimental_get_compiler_ir(**tensors)(stage="hlo_serialized")
     except (tf.errors.OpError, ValueError) as error:
@@ -152,9 +166,13 @@ def _serialize_for(version: str, graph: Any) -> None:
             operation._set_attr("module", protobuf.AttrValue(s=module))
 
 
+def _in_dtype(dtype: Any, tensor: Any) -> Any:
+    tf = load_tensorflow()
+    return tensor if tf.as_dtype(dtype) == tensor.dtype else tf.cast(tensor, dtype)
+
+
 def _tensor(leaf: Any) -> Any:
     import jax
-    import numpy as np
 
     tf = load_tensorflow()
     if (
@@ -164,4 +182,5 @@ def _tensor(leaf: Any) -> Any:
         and not leaf.dtype.name.startswith(_NO_DLPACK)
     ):
         return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
-    return tf.convert_to_tensor(np.asarray(leaf))
+    array = np.asarray(leaf)
+    return tf.convert_to_tensor(array.astype(tensor_dtype(array.dtype), copy=False))

@@ -7,7 +7,7 @@ described here, in a descriptor pool of their own, so that `tensorflow_serving` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from servax.core.events import Notice, emit
 from servax.core.tensors import Signature, TensorSpec
 from servax.stages.buckets import Bucket
+from servax.targets.savedmodel_names import tensor_dtype, tensor_name
 
 PATH = "assets.extra/tf_serving_warmup_requests"
 LIMIT = 1000
@@ -40,14 +41,13 @@ class WarmupRequest:
     bucket: Bucket
 
 
-def write_warmup(directory: str, model: str, requests: Sequence[WarmupRequest], name_of: Callable[[str], str]) -> None:
+def write_warmup(directory: str, model: str, requests: Sequence[WarmupRequest]) -> None:
     """Writes the file of a SavedModel.
 
     Args:
       directory: of the SavedModel.
       model: its name, as TensorFlow Serving will know it.
       requests: in the order in which they are replayed; those past `LIMIT` are left out, and a notice says so.
-      name_of: from the name of an input to its name in the SavedModel.
     """
     import tensorflow as tf
 
@@ -63,17 +63,17 @@ def write_warmup(directory: str, model: str, requests: Sequence[WarmupRequest], 
     tf.io.gfile.makedirs(path.rpartition("/")[0])
     with tf.io.TFRecordWriter(path) as file:
         for request in requests[:LIMIT]:
-            file.write(_prediction_log(model, request, name_of))
+            file.write(_prediction_log(model, request))
 
 
-def _prediction_log(model: str, request: WarmupRequest, name_of: Callable[[str], str]) -> bytes:
+def _prediction_log(model: str, request: WarmupRequest) -> bytes:
     message: Any = _classes()["PredictionLog"]()
     predict = message.predict_log.request
     predict.model_spec.name = model
     predict.model_spec.signature_name = request.signature_name
     sizes = request.bucket.mapping()
     for spec in request.signature.inputs:
-        predict.inputs.add(key=name_of(spec.name), value=_constant(spec, request.signature.lengths, sizes))
+        predict.inputs.add(key=tensor_name(spec.name), value=_constant(spec, request.signature.lengths, sizes))
     serialized: bytes = message.SerializeToString(deterministic=True)
     return serialized
 
@@ -85,7 +85,7 @@ def _constant(spec: TensorSpec, lengths: Mapping[str, str], sizes: Mapping[str, 
     value = spec.pad if spec.default is None else spec.default
     if spec.name in lengths:
         value = sizes[lengths[spec.name]]
-    dtype = tf.as_dtype(spec.numpy_dtype)
+    dtype = tf.as_dtype(tensor_dtype(spec.numpy_dtype))
     value = bool(value) if dtype == tf.bool else value
     proto: bytes = tf.make_tensor_proto(value, dtype=dtype, shape=spec.concrete(sizes)).SerializeToString()
     return proto

@@ -25,7 +25,7 @@ from servax.stages.buckets import Bucket
 from servax.targets.bundle import PARAMETERS, Bundle
 from servax.targets.manifest import SYMBOLIC, ProgramRecord, SavedModelRecord
 from servax.targets.savedmodel_messages import Advanced, Line, Raised, Told, WriteJob, Written
-from servax.targets.savedmodel_names import refuse_if_empty, signature_name, tensor_name
+from servax.targets.savedmodel_names import refuse_if_empty, signature_name
 from servax.targets.savedmodel_signatures import (
     ConvertedFunction,
     convert,
@@ -95,7 +95,7 @@ def make(
         for each in signatures
         for bucket in each.buckets
     ]
-    write_warmup(directory, manifest.name, requests, tensor_name)
+    write_warmup(directory, manifest.name, requests)
     return SavedModelRecord(tensorflow=target.tensorflow, stablehlo=target.stablehlo, signatures=origins)
 
 
