@@ -10,4 +10,6 @@ html_theme = "furo"
 html_title = "servax"
 exclude_patterns = ["_build"]
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+default_role = "code"  # docstrings write `code` as Markdown does
 autodoc_member_order = "bysource"
