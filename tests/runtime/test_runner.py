@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import serving_toys as toys
-from servax.core.errors import RecompileError
+from servax.core.errors import NotReady, RecompileError
 from servax.runtime.guard import guarded
 from servax.runtime.runner import Runner
 from servax.stages.buckets import Bucket
@@ -51,4 +51,21 @@ def test_parameters_given_as_numpy_are_copied():
 
 def test_bytes_and_leaves_are_those_of_the_parameters(runner):
     assert (runner.parameter_bytes, runner.parameter_count) == (8, 2)
-    assert runner.replace(toys.params(7, 7)) == 8
+    assert runner.replace(runner.fit(toys.params(7, 7))) == 8
+
+
+def test_nothing_is_put_back_once_everything_was_let_go_of(runner):
+    fresh = runner.fit(toys.params(7, 7))
+    runner.drop()
+    with pytest.raises(NotReady, match="closed before the new parameters") as caught:
+        runner.replace(fresh)
+    assert caught.value.remedy == "load it again"
+    with pytest.raises(NotReady):
+        _ = runner.params
+
+
+def test_a_run_takes_other_parameters_in_place_of_the_present_ones(runner):
+    with guarded():
+        other, _ = runner.run("predict", ONE, [np.ones((1, 8), np.float32)], params=runner.fit(toys.params(7, 7)))
+        mine, _ = runner.run("predict", ONE, [np.ones((1, 8), np.float32)])
+    assert (other[0][0, 0], mine[0][0, 0]) == (14, 3)

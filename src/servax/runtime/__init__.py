@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from servax.core.lazy import exports
 
 if TYPE_CHECKING:
-    from servax.runtime.local import LocalServable, SwapReport
+    from servax.runtime.local import LocalServable
     from servax.runtime.request import InferRequest, InferResult
     from servax.runtime.runner import ServedFunction
     from servax.runtime.servable import Progress, Servable, State
     from servax.runtime.stages_table import StageRow, StagesTable
+    from servax.runtime.swap import SwapReport
 
 __all__ = [
     "InferRequest",
@@ -41,6 +42,6 @@ __getattr__, __dir__ = exports(
         "StageRow": "stages_table",
         "StagesTable": "stages_table",
         "State": "servable",
-        "SwapReport": "local",
+        "SwapReport": "swap",
     },
 )

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -28,6 +27,7 @@ from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.runner import Runner, ServedFunction
 from servax.runtime.servable import Outputs, Progress, Servable, State, default_function, flat_inputs
 from servax.runtime.stages_table import StagesTable
+from servax.runtime.swap import SwapReport, drift, require_finite
 from servax.runtime.warmup import Key, label, require_all, warm_up
 from servax.stages.buckets import BucketGrid, choose
 from servax.stages.padding import check
@@ -42,23 +42,6 @@ class Swapper(Protocol):
 
 AppFactory = Callable[[Servable], Any]
 """Makes an ASGI application of a servable; supplied from above, so that this room knows no server."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwapReport:
-    """What a swap did.
-
-    Attributes:
-      checkpoint: where the new parameters came from.
-      leaves: how many arrays were replaced.
-      bytes: their size on the device.
-      seconds: from the call until requests saw them.
-    """
-
-    checkpoint: str
-    leaves: int
-    bytes: int
-    seconds: float
 
 
 class LocalServable:
@@ -241,27 +224,37 @@ class LocalServable:
                 if timer is not None:
                     timer.cancel()
 
-    def swap(self, checkpoint: str, **options: Any) -> SwapReport:
+    def swap(self, checkpoint: str | os.PathLike[str], *, allow_nonfinite: bool = False, **options: Any) -> SwapReport:
         """Takes the parameters of another checkpoint of the same structure, with no compilation.
 
-        Requests that run finish on the old parameters, later ones see the new; none fails. `options` are those of
-        restoring (`step`, `select`, `item`).
+        Requests that run finish on the old parameters, later ones see the new; none fails. Before that each stateless
+        function runs once with old and once with new parameters, for the report's drift.
+
+        Args:
+          checkpoint: where the new parameters are.
+          allow_nonfinite: whether leaves may hold NaN or infinity where the present ones are finite.
+          options: those of restoring (`step`, `select`, `item`).
 
         Raises:
           NotReady: the servable is not READY.
           MemoryShortage: old and new do not fit beside one another.
-          CheckpointError: the checkpoint cannot be read, or its leaves differ in path, shape or dtype.
+          CheckpointError: the checkpoint cannot be read, its leaves differ in path, shape or dtype, or they are not
+            finite.
+          ExecutionError: a program failed with the new parameters.
         """
         if self._swapper is None:
             raise UsageError(f"{self._name} cannot swap", remedy="load it from a bundle or a checkpoint")
+        path, runner = os.fspath(checkpoint), self._runner
         with self._swapping, monitoring.thread_role(monitoring.LOADING):
             began = time.perf_counter()
             self._lifecycle.require(State.READY)
-            require_room(self._device, self._runner.parameter_bytes)
-            fresh = self._swapper(os.fspath(checkpoint), **options)
+            require_room(self._device, runner.parameter_bytes)
+            fresh = runner.fit(self._swapper(path, **options))
+            finite = require_finite(runner.paths, fresh, runner.params, allow=allow_nonfinite, checkpoint=path)
             self._lifecycle.require(State.READY)
-            size = self._runner.replace(fresh)
-            return SwapReport(os.fspath(checkpoint), self._runner.parameter_count, size, time.perf_counter() - began)
+            moved = drift(self._executor, runner, self._functions, self._grid, fresh)
+            size = runner.replace(fresh)
+            return SwapReport(path, runner.parameter_count, size, time.perf_counter() - began, finite, moved)
 
     def drain(self, timeout: float | None = None) -> int:
         """Refuses new requests and waits for the accepted ones, at most `timeout` seconds; returns how many are left.

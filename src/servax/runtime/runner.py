@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from servax.core.device import Device
-from servax.core.errors import CheckpointError, ExecutionError
+from servax.core.errors import CheckpointError, ExecutionError, NotReady
 from servax.core.tensors import Signature, TensorSpec
 from servax.core.trees import KeyPath, path_text
 from servax.model.processors import Processor
@@ -41,7 +42,10 @@ class ServedFunction:
 class Runner:
     """Parameters and state on one device, and the programs that take them.
 
-    `run` is for the device's thread alone; `replace` may be called from any thread.
+    `run` is for the device's thread alone; `fit`, `replace` and `drop` may be called from any thread.
+
+    Attributes:
+      paths: of the parameters, in sorted order.
     """
 
     def __init__(
@@ -57,10 +61,20 @@ class Runner:
         self._state_specs = sorted(state, key=lambda spec: spec.name)
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self._placement = placement_of(device)
-        self._paths = tuple(params)
+        self.paths = tuple(params)
         self._params = self._commit(params)
         self._expected = self._avals(self._params)
         self._state = self.zeros()
+        self._keeping = threading.Lock()
+        self._dropped = False
+
+    @property
+    def params(self) -> FlatArrays:
+        """The present parameters, in the order of `paths`; NotReady once they were let go of."""
+        with self._keeping:
+            if self._dropped:
+                raise _closed()
+            return self._params
 
     @property
     def parameter_bytes(self) -> int:
@@ -70,7 +84,7 @@ class Runner:
     @property
     def parameter_count(self) -> int:
         """How many leaves the parameters have."""
-        return len(self._paths)
+        return len(self.paths)
 
     def zeros(self) -> FlatArrays:
         """The state as it starts: zeros, made on the host, since an eager `jnp.zeros` would compile."""
@@ -83,19 +97,19 @@ class Runner:
         self._state = self.zeros()
 
     def run(
-        self, function: str, bucket: Bucket, buffers: Buffers
+        self, function: str, bucket: Bucket, buffers: Buffers, *, params: FlatArrays | None = None
     ) -> tuple[tuple[np.ndarray[Any, Any], ...], dict[str, float]]:
         """Puts `buffers` on the device, calls the program, and gives its outputs in order of name, with times.
 
         The outputs may be views of device buffers (contract 7): copy before the next run. Times are in seconds, each
-        step blocked on: `transfer`, `execute`, `copy`.
+        step blocked on: `transfer`, `execute`, `copy`. `params`, as `fit` gives them, stand in for the present ones.
 
         Raises:
           ExecutionError: the program failed; RecompileError when it would have compiled.
         """
         served = self._functions[function]
         program = self._table[function, bucket].program
-        params = self._params  # read once: a swap takes effect between requests
+        params = self._params if params is None else params  # read once: a swap takes effect between requests
         began = time.perf_counter()
         inputs = tuple(jax.device_put(buffer, self._sharding) for buffer in buffers)
         jax.block_until_ready(inputs)
@@ -115,30 +129,43 @@ class Runner:
             raise failure from error
         return host, {"transfer": moved - began, "execute": ran - moved, "copy": time.perf_counter() - ran}
 
-    def replace(self, params: Mapping[KeyPath, Any]) -> int:
-        """Puts other parameters of the same structure in place of the present ones; returns their bytes.
-
-        Requests that run keep the old ones, which are freed with the last of them.
+    def fit(self, params: Mapping[KeyPath, Any]) -> FlatArrays:
+        """Other parameters of the same structure, on the device, as `replace` takes them.
 
         Raises:
           CheckpointError: paths, shapes, dtypes or placement differ; all differences are listed.
         """
-        missing = [path_text(path) for path in self._paths if path not in params]
-        extra = [path_text(path) for path in params if path not in set(self._paths)]
+        missing = [path_text(path) for path in self.paths if path not in params]
+        extra = [path_text(path) for path in params if path not in set(self.paths)]
         if missing or extra:
             found = [*(f"missing {path}" for path in missing), *(f"not in the model: {path}" for path in extra)]
             raise _mismatch(found)
-        fresh = self._commit({path: params[path] for path in self._paths})
+        fresh = self._commit({path: params[path] for path in self.paths})
         if found := differences(self._expected, self._avals(fresh)):
             raise _mismatch(found)
         jax.block_until_ready(fresh)
-        self._params = fresh
+        return fresh
+
+    def replace(self, fresh: FlatArrays) -> int:
+        """Puts parameters that `fit` gave in place of the present ones; returns their bytes.
+
+        Requests that run keep the old ones, which are freed with the last of them.
+
+        Raises:
+          NotReady: everything was let go of meanwhile.
+        """
+        with self._keeping:
+            if self._dropped:
+                raise _closed()
+            self._params = fresh
         return self.parameter_bytes
 
     def drop(self) -> None:
-        """Lets go of everything on the device."""
-        self._params = ()
-        self._state = ()
+        """Lets go of everything on the device, for good."""
+        with self._keeping:
+            self._dropped = True
+            self._params = ()
+            self._state = ()
 
     def _commit(self, params: Mapping[KeyPath, Any]) -> FlatArrays:
         # A NumPy leaf is copied first: on the CPU, device_put would make the device array a view of the caller's.
@@ -149,7 +176,7 @@ class Runner:
 
     def _avals(self, params: FlatArrays) -> tuple[Aval, ...]:
         return tuple(
-            Aval.of(f"parameter '{path_text(path)}'", leaf) for path, leaf in zip(self._paths, params, strict=True)
+            Aval.of(f"parameter '{path_text(path)}'", leaf) for path, leaf in zip(self.paths, params, strict=True)
         )
 
     def _failure(
@@ -176,6 +203,10 @@ class Runner:
     def _aval(self, kind: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Aval:
         dtype = jax.dtypes.canonicalize_dtype(spec.numpy_dtype)
         return Aval(f"{kind} '{spec.name}'", str(dtype), spec.concrete(sizes), False, self._placement)
+
+
+def _closed() -> NotReady:
+    return NotReady("the servable was closed before the new parameters were in place", remedy="load it again")
 
 
 def _mismatch(found: Sequence[str]) -> CheckpointError:
