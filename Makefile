@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 SYNC   := UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv sync --quiet --frozen --inexact --python $(BIN)/python --extra tensorflow --no-default-groups
 
-.PHONY: help setup demo test test-long lint format bench docs notebook clean
+.PHONY: help setup demo test test-long lint format bench docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14

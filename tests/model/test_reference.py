@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from servax.core.errors import ModelError
+from servax.core.errors import ModelError, UsageError
 from servax.model import find_reference, load_model
 
 NET = """
@@ -110,7 +110,6 @@ def test_a_model_in_main_has_none(folder: Path):
 @pytest.mark.parametrize(
     ("reference", "part"),
     [
-        ("net.py", "'net.py' does not name a model"),
         ("net.py:", "does not name a model"),
         (":model", "does not name a model"),
         ("net.py:not a name", "does not name a model"),
@@ -166,3 +165,12 @@ def test_an_import_that_raises_in_a_sibling_shows_the_line_of_the_model(folder: 
     with pytest.raises(ModelError) as raised:
         load_model(f"{folder}/net.py:model")
     assert raised.value.where == f"{folder}/net.py:3: from sibling_of_net import SCALE"
+
+
+def test_a_name_without_a_colon_is_neither_a_bundle_nor_a_model(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        load_model(str(tmp_path))
+    assert caught.value.what == "there is neither a bundle nor a model of this name"
+    assert caught.value.where == str(tmp_path)
+    assert caught.value.seen == "a directory without bundle.json"
+    assert caught.value.remedy

@@ -57,10 +57,30 @@ def load(
       ModelError, CheckpointError, BundleError, StartupError: what the model, the checkpoint, the bundle or this
         machine lacks.
     """
-    if isinstance(subject, str) and subject.startswith(("http://", "https://")):
+    if isinstance(subject, str) and "://" in subject and subject.partition("://")[0].lower() in {"http", "https"}:
+        given = {
+            "checkpoint": checkpoint,
+            "params": params,
+            "select": select,
+            "step": step,
+            "item": item,
+            "dtype": dtype,
+            "buckets": buckets or None,
+            "bucket_file": bucket_file,
+            "require": require,
+            "platform": platform,
+            "model": model,
+            "cache_dir": cache_dir,
+        }
+        if wrong := [key for key, value in given.items() if value is not None]:
+            raise UsageError(
+                f"{', '.join(wrong)} cannot be given with a URL: the server has its model loaded",
+                where=subject,
+                remedy="leave them out, or give them to the server",
+            )
         from servax.protocols.client import connect
 
-        return connect(subject)
+        return connect(subject, model=name)
     return load_local(
         subject,
         checkpoint=checkpoint,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
 
 import typer
 
@@ -38,12 +40,35 @@ def version(
 
 def main() -> None:
     """Entry point of the `servax` command."""
-    # A build's and a verification's children need the accelerator's memory too; JAX reads this when it first opens one.
+    # A build's and a verification's children need the accelerator's memory too; JAX reads these when it opens one.
     if len(sys.argv) > 1 and sys.argv[1] in {build.NAME, verify.NAME}:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+    signal.signal(signal.SIGTERM, _terminate)
+    as_json = "--json" in sys.argv
     try:
         app()
     except ServaxError as error:
-        sys.exit(fail(error, as_json="--json" in sys.argv))
+        sys.exit(fail(error, as_json=as_json))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush has no reader
+        sys.exit(1)
+    except OSError as error:
+        sys.exit(fail(_storage_error(error), as_json=as_json))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM unwinds like an error, so that temporary files go and children end."""
+    del frame
+    sys.exit(128 + number)
+
+
+def _storage_error(error: OSError) -> ServaxError:
+    return ServaxError(
+        "reading or writing a file failed",
+        where=str(error.filename) if error.filename else None,
+        seen=error.strerror or str(error),
+        remedy="check the path, its permissions and the free space",
+    )

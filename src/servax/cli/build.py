@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -59,6 +60,8 @@ def command(
 
     if parity not in ("corners", "full"):
         raise UsageError("--parity is neither corners nor full", seen=parity)
+    if max_precision_error is not None and not 0 <= max_precision_error < math.inf:
+        raise UsageError("--max-precision-error is not a positive number", seen=str(max_precision_error))
     with progress():
         if from_bundle is not None:
             bundle = extend(from_bundle, targets=target or [], tensorflow=tensorflow, parity=parity)

@@ -17,7 +17,7 @@ def command(
     platform: options.Platform = None,
     json: options.Json = False,
 ) -> None:
-    """Compile a bundle's exports for this machine, e.g. in an init container."""
+    """Compile a bundle's exports for this machine, in an init container for example."""
     from servax.workflow.compile import compile_bundle
 
     with progress():

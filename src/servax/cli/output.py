@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Generator
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -14,11 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from servax.core.errors import ServaxError
 from servax.core.events import Event, Notice, StepAdvanced, StepFinished, StepStarted, listening
 
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream is a terminal; one that was closed is None."""
+    return stream is not None and stream.isatty()
+
+
 _FILE_WIDTH = 160
 """Columns of a table that is written to a file or a pipe."""
 
-err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _FILE_WIDTH)
-out = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+err = Console(stderr=True, highlight=False, width=None if _is_terminal(sys.stderr) else _FILE_WIDTH)
+out = Console(highlight=False, width=None if _is_terminal(sys.stdout) else _FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:

@@ -39,6 +39,7 @@ def command(
     select: options.Select = None,
     step: options.Step = None,
     item: options.Item = None,
+    dtype: options.DType = None,
     bucket: options.Buckets = None,
     json: options.Json = False,
 ) -> None:
@@ -56,6 +57,7 @@ def command(
             select=select,
             step=options.parse_step(step),
             item=item,
+            dtype=dtype,
             buckets=bucket or (),
         ) as servable,
     ):

@@ -14,7 +14,7 @@ NAME = "serve"
 def command(
     bundle: Annotated[str, typer.Argument(help="A bundle, or MODEL.py:NAME with --checkpoint.")],
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    http: Annotated[int, typer.Option("--http", help="Port of HTTP; 0 picks a free one.")] = 8000,
+    http: Annotated[int, typer.Option("--http", min=0, max=65535, help="Port of HTTP; 0 picks a free one.")] = 8000,
     name: Annotated[str | None, typer.Option("--name", help="Name it is served under.", show_default=False)] = None,
     require: options.Require = None,
     platform: options.Platform = None,
@@ -40,9 +40,11 @@ def command(
         ),
     ] = "~/.cache/servax",
     drain_timeout: Annotated[
-        float, typer.Option("--drain-timeout", help="Seconds that requests in flight have after SIGTERM.")
+        float, typer.Option("--drain-timeout", min=0, help="Seconds that requests in flight have after SIGTERM.")
     ] = 30.0,
-    max_body: Annotated[int, typer.Option("--max-body", help="Largest request body, in bytes.")] = 64 * 1024 * 1024,
+    max_body: Annotated[int, typer.Option("--max-body", min=1, help="Largest request body, in bytes.")] = 64
+    * 1024
+    * 1024,
 ) -> None:
     """Serve a bundle; ready once every bucket has run. Loopback unless --host says otherwise."""
     from servax.api.serve import run

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from servax.core.errors import ModelError, ServaxError
+from servax.core.errors import ModelError, ServaxError, UsageError
 from servax.model.model import Model
 
 _FORM = "MODEL.py:NAME or package.module:NAME"
@@ -30,10 +30,19 @@ def load_model(reference: str) -> Model:
         returns one.
 
     Raises:
+      UsageError: there is no colon in the reference.
       ModelError: there is no such file, module or name, the import raises, or NAME is no model.
     """
     place, colon, name = reference.rpartition(":")
-    if not colon or not place or not name.isidentifier():
+    if not colon:
+        raise UsageError(
+            "there is neither a bundle nor a model of this name",
+            where=reference,
+            seen=_what_lies_at(reference),
+            expected=f"a directory that servax build wrote, or {_FORM}",
+            remedy="check the path, or add the name of the variable that holds the model, e.g. net.py:model",
+        )
+    if not place or not name.isidentifier():
         raise ModelError(
             f"{reference!r} does not name a model",
             expected=_FORM,
@@ -49,6 +58,13 @@ def load_model(reference: str) -> Model:
         model.source_file = Path(module.__file__).resolve()
     model.module = module.__name__
     return model
+
+
+def _what_lies_at(path: str) -> str:
+    found = Path(path).expanduser()
+    if found.is_dir():
+        return "a directory without bundle.json"
+    return "a file" if found.exists() else "no such path"
 
 
 def find_reference(model: Model) -> str | None:

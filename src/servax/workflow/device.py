@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from servax.core.device import Device, platform_of
-from servax.core.errors import PlatformError
+from servax.core.errors import PlatformError, UsageError
 from servax.core.events import Notice, emit
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -22,7 +23,10 @@ def pick_device(platform: str | None = None) -> Device:
     import jax
 
     if platform is None:
-        device = jax.devices()[0]
+        try:
+            device = jax.devices()[0]
+        except (RuntimeError, AssertionError) as error:  # JAX asserts where JAX_PLATFORMS names a missing platform
+            raise _no_device("any", error) from error
         if device.platform == "cpu" and Path("/dev/nvidia0").exists():
             emit(
                 Notice(
@@ -35,14 +39,19 @@ def pick_device(platform: str | None = None) -> Device:
     check_platform(platform)
     try:
         return jax.devices(platform)[0]
-    except RuntimeError as error:
-        raise PlatformError(
-            f"JAX has no {platform} device on this machine",
-            seen=f"{', '.join(sorted({platform_of(device) for device in jax.devices()}))}; {error}",
-            expected=platform,
-            remedy=f"install JAX with {platform} support (pip install 'jax[{platform}]'), "
-            "look at JAX_PLATFORMS, or leave --platform out",
-        ) from error
+    except (RuntimeError, AssertionError) as error:
+        raise _no_device(platform, error) from error
+
+
+def _no_device(platform: str, error: Exception) -> PlatformError:
+    asked = os.environ.get("JAX_PLATFORMS")
+    return PlatformError(
+        f"JAX has no {platform} device on this machine",
+        seen=f"{f'JAX_PLATFORMS={asked}; ' if asked else ''}{type(error).__name__}: {error}".rstrip(": "),
+        expected=platform if platform != "any" else "a device of some platform",
+        remedy="install JAX with support for it (pip install 'jax[cuda13]', 'jax[tpu]'), "
+        "look at JAX_PLATFORMS, or leave --platform out",
+    )
 
 
 def platform_here(platform: str | None = None) -> str:
@@ -66,9 +75,9 @@ def platform_here(platform: str | None = None) -> str:
 
 
 def check_platform(platform: str) -> None:
-    """Raises PlatformError for a name that is not a platform."""
+    """Raises UsageError for a name that is not a platform."""
     if platform not in PLATFORMS:
-        raise PlatformError("no such platform", seen=platform, expected=" or ".join(PLATFORMS))
+        raise UsageError("no such platform", seen=platform, expected=" or ".join(PLATFORMS))
 
 
 if __name__ == "__main__":

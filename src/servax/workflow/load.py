@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
-from servax.checkpoint.restoring import restore
 from servax.core import trees
 from servax.core.device import Device
 from servax.core.errors import ArtifactUnavailable, BundleError, UsageError
 from servax.core.events import Notice, emit
-from servax.core.events import step as named_step
-from servax.core.tensors import TensorSpec, dtype_of
-from servax.core.trees import KeyPath
+from servax.core.tensors import TensorSpec
 from servax.model.digest import source_digest
 from servax.model.model import Model
 from servax.model.processors import Text
 from servax.model.reference import load_model as find_model
 from servax.runtime.local import AppFactory, LocalServable
 from servax.runtime.runner import ServedFunction
+from servax.stages import fingerprint
 from servax.stages.buckets import Bucket
 from servax.stages.pipeline import run_parallel
 from servax.targets import aot, exported, jit
@@ -31,12 +32,14 @@ from servax.targets.compilation_cache import enable_cache
 from servax.targets.manifest import Manifest
 from servax.targets.target import LoadedProgram, ProgramTable
 from servax.workflow.device import pick_device
+from servax.workflow.parameters import abstract_params, lifted_values, restore_as, restore_bundle
 from servax.workflow.source import CheckpointChoice, Source, abstract, prepare
 
 PLATFORM_NAMES = {"jit": "jax_jit", "aot": "jax_executable", "export": "jax_stablehlo"}
 """The wrapper's name on the wire, as the Open Inference Protocol's `platform`."""
 
 Key = tuple[str, Bucket]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +89,25 @@ def load_bundle(
       PlatformError: the platform asked for is not here.
     """
     bundle = Bundle.open(path)
+    if options.require == "aot" and not options.executables:
+        raise UsageError("--require aot and --no-executables contradict one another", remedy="leave one of them out")
     device = pick_device(options.platform)
-    if options.cache_dir is not None:
-        enable_cache(options.cache_dir, [device])
     if options.require == "jit":
         return _load_source(bundle, options, device, choice)
-    try:
-        programs = _programs(bundle, options, device)
-    except ArtifactUnavailable as error:
-        if options.model is None or options.require is not None:
-            raise
-        emit(Notice(f"nothing in the bundle runs here, so {options.model} is traced: {error.sentence()}", "warning"))
-        return _load_source(bundle, options, device, choice)
-    with named_step("restore"):
-        params = (
-            bundle_params(bundle, device)
-            if choice is None or choice.path is None
-            else restore_as(bundle, choice.path, device, select=choice.select, step=choice.step, item=choice.item)
-        )
+    # Parameters are read while programs are loaded: one waits for storage, the other for XLA.
+    with ThreadPoolExecutor(1, "servax-restore") as pool:
+        reading = pool.submit(restore_bundle, bundle, device, choice)
+        try:
+            programs = _programs(bundle, options, device)
+        except ArtifactUnavailable as error:
+            if options.model is None or options.require is not None:
+                raise
+            emit(
+                Notice(f"nothing in the bundle runs here, so {options.model} is traced: {error.sentence()}", "warning")
+            )
+            return _load_source(bundle, options, device, choice)
+        params = reading.result()
+    lifted = lifted_values(bundle, params)
     return LocalServable(
         options.name or bundle.manifest.name,
         platform=PLATFORM_NAMES[_slowest(programs)],
@@ -113,7 +117,13 @@ def load_bundle(
         params=params,
         state=state_specs(bundle.manifest),
         device=device,
-        swapper=lambda checkpoint, /, **choice: restore_as(bundle, checkpoint, device, **choice),
+        swapper=functools.partial(
+            restore_as,
+            like=abstract_params(bundle.manifest),
+            selected=bundle.manifest.provenance.select,
+            device=device,
+            lifted=lifted,
+        ),
         app_factory=options.app_factory,
         version=options.version,
     )
@@ -140,31 +150,8 @@ def load_model(
             remedy=f"build a bundle (servax build -t {options.require}) and load that",
         )
     device = pick_device(options.platform)
-    if options.cache_dir is not None:
-        enable_cache(options.cache_dir, [device])
     source = prepare(model, choice, params=params, device=device, buckets=buckets, bucket_file=bucket_file)
     return _serve_source(source, options, device)
-
-
-def bundle_params(bundle: Bundle, device: Device) -> dict[KeyPath, Any]:
-    """The bundle's parameters on `device`, by key path, after a check of their digests.
-
-    Raises:
-      BundleError: a parameter file changed or is missing; names it.
-    """
-    bundle.check(PARAMETERS)
-    restored = restore(bundle.path(PARAMETERS), like=abstract_params(bundle.manifest), placement=device)
-    return trees.flatten(restored.params)
-
-
-def abstract_params(manifest: Manifest) -> dict[str, Any]:
-    """Shapes and dtypes of a bundle's parameters as a nested dictionary."""
-    return trees.unflatten(
-        {
-            trees.path_of(record.path): jax.ShapeDtypeStruct(record.shape, dtype_of(record.dtype))
-            for record in manifest.parameters
-        }
-    )
 
 
 def state_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -184,56 +171,67 @@ def served_functions(bundle: Bundle) -> dict[str, ServedFunction]:
     return functions
 
 
-def restore_as(bundle: Bundle, checkpoint: str | os.PathLike[str], device: Device, **choice: Any) -> dict[KeyPath, Any]:
-    """Parameters of another checkpoint, of the structure and dtypes that the bundle's programs take."""
-    lifted = {trees.path_of(record.path) for record in bundle.manifest.parameters if record.origin == "model"}
-    defaults = bundle_defaults(bundle, lifted) if lifted else None
-    like = abstract_params(bundle.manifest)
-    return trees.flatten(restore(checkpoint, like=like, placement=device, defaults=defaults, **choice).params)
-
-
-def bundle_defaults(bundle: Bundle, paths: set[KeyPath]) -> dict[KeyPath, Any]:
-    """Values of the leaves that the model's definition gave, out of the bundle, on the host."""
-    cpu = jax.local_devices(backend="cpu")[0]
-    restored = trees.flatten(
-        restore(bundle.path(PARAMETERS), like=abstract_params(bundle.manifest), placement=cpu).params
+@contextlib.contextmanager
+def _cached(options: LoadOptions, device: Device) -> Generator[None]:
+    """Compiles through the persistent cache inside the block, then leaves JAX's settings as they were."""
+    if options.cache_dir is None:
+        yield
+        return
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
     )
-    return {path: jax.device_get(restored[path]) for path in paths}
+    before = {name: jax.config.read(name) for name in names}
+    try:
+        enable_cache(options.cache_dir, [device])
+    except OSError as error:
+        emit(
+            Notice(f"no compilation cache: {error}; every start compiles (--cache-dir names another place)", "warning")
+        )
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _programs(bundle: Bundle, options: LoadOptions, device: Device) -> dict[Key, LoadedProgram]:
     keys = list(bundle.manifest.grid())
     wanted = "aot" if bundle.manifest.executables and options.executables else "export"
     wanted = options.require or wanted
-    if wanted == "aot" and not options.executables:
-        raise UsageError("--require aot and --no-executables contradict one another", remedy="leave one of them out")
     if wanted == "export":
-        return _load_all(keys, lambda key: exported.load(bundle, *key, device), "compile exports")
-    failures: list[ArtifactUnavailable | BundleError] = []
+        with _cached(options, device):
+            return _load_all(keys, lambda key: exported.load(bundle, *key, device), "compile exports")
+    mark = fingerprint.current([device])
 
-    def load(key: Key) -> LoadedProgram:
+    def load(key: Key) -> LoadedProgram | ArtifactUnavailable | BundleError:
         try:
-            return aot.load(bundle, *key, device)
+            return aot.load(bundle, *key, device, mark=mark)
         except (ArtifactUnavailable, BundleError) as error:
             if options.require == "aot" or not bundle.manifest.programs:
                 raise
-            failures.append(error)
-            return exported.load(bundle, *key, device)
+            return error
 
-    programs = _load_all(keys, load, "load executables")
+    loaded = _load_all(keys, load, "load executables")
+    failures = {key: found for key, found in loaded.items() if isinstance(found, Exception)}
+    programs = {key: found for key, found in loaded.items() if not isinstance(found, Exception)}
     if failures:
+        first = next(iter(failures.values()))
         emit(
             Notice(
-                f"{len(failures)} of {len(keys)} programs are served through their exports, compiled just now: "
-                f"{failures[0].sentence()}",
+                f"{len(failures)} of {len(keys)} programs are served through their exports, which compile now: "
+                f"{first.sentence()}",
                 "warning",
             )
         )
+        with _cached(options, device):
+            programs |= _load_all(list(failures), lambda key: exported.load(bundle, *key, device), "compile exports")
     return programs
 
 
-def _load_all(keys: Sequence[Key], load: Callable[[Key], LoadedProgram], name: str) -> dict[Key, LoadedProgram]:
-    def job(key: Key) -> Callable[[], LoadedProgram]:
+def _load_all(keys: Sequence[Key], load: Callable[[Key], T], name: str) -> dict[Key, T]:
+    def job(key: Key) -> Callable[[], T]:
         return lambda: load(key)
 
     jobs = {f"{function}@{bucket.label}": job((function, bucket)) for function, bucket in keys}
@@ -249,10 +247,11 @@ def _load_source(
     bundle: Bundle, options: LoadOptions, device: Device, choice: CheckpointChoice | None
 ) -> LocalServable:
     """The bundle's parameters, or those of `choice`, under its model's source."""
-    reference = options.model or bundle.manifest.provenance.source
+    named = bundle.manifest.provenance.source if "jit" in bundle.manifest.targets else None
+    reference = options.model or named
     if reference is None:
         raise ArtifactUnavailable(
-            "jit needs the model's source, and the bundle was built from a model without a file",
+            "jit needs the model's source, and the bundle has no jit part",
             where=str(bundle.root),
             remedy="pass --model MODEL.py:NAME, or serve the bundle through aot or export",
         )
@@ -276,18 +275,13 @@ def _tell_of_changed_source(bundle: Bundle, reference: str) -> None:
 
 def _serve_source(source: Source, options: LoadOptions, device: Device) -> LocalServable:
     params = trees.flatten(source.params)
-    avals = abstract(source.params)
 
     def load(key: Key) -> LoadedProgram:
         function = source.functions[key[0]]
         return jit.load(function, key[1], source.params, device)
 
-    programs = _load_all(list(source.grid), load, "compile")
-    like, defaults = avals, source.model.defaults()
-
-    def swapper(checkpoint: str, /, **choice: Any) -> dict[KeyPath, Any]:
-        return trees.flatten(restore(checkpoint, like=like, placement=device, defaults=defaults, **choice).params)
-
+    with _cached(options, device):
+        programs = _load_all(list(source.grid), load, "compile")
     states = [function.state for function in source.functions.values() if function.state is not None]
     return LocalServable(
         options.name or source.model.name,
@@ -303,7 +297,13 @@ def _serve_source(source: Source, options: LoadOptions, device: Device) -> Local
         params=params,
         state=states[0] if states else (),
         device=device,
-        swapper=swapper,
+        swapper=functools.partial(
+            restore_as,
+            like=abstract(source.params),
+            selected=source.provenance.select,
+            device=device,
+            lifted=source.model.defaults(),
+        ),
         app_factory=options.app_factory,
         version=options.version,
     )

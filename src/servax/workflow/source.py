@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
+from servax.checkpoint.placement import put_copy
 from servax.checkpoint.restoring import restore
 from servax.checkpoint.steps import Step
 from servax.core import trees
@@ -100,6 +102,8 @@ def prepare(
     """
     if isinstance(model, str):
         model = load_model(model)
+    if choice.dtype is not None:
+        _check_dtype(choice.dtype)
     if (choice.path is None) == (params is None):
         raise UsageError(
             "parameters come from a checkpoint or from params=, one of the two",
@@ -119,11 +123,27 @@ def prepare(
     return Source(model, functions, grid, placed, origins, provenance)
 
 
+def _check_dtype(name: str) -> None:
+    """Raises UsageError for a dtype that floating parameters cannot be cast to."""
+    floating = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+    if name not in floating:
+        raise UsageError("parameters cannot be cast to this dtype", seen=name, expected=" or ".join(floating))
+    if name == "float64" and not jax.config.read("jax_enable_x64"):
+        raise UsageError("float64 needs JAX's 64-bit mode", seen="jax_enable_x64=False", remedy="set JAX_ENABLE_X64=1")
+
+
 def bucket_texts(buckets: Buckets) -> Sequence[str]:
     """Buckets as `--bucket` takes them: `{"batch": [1, 8]}` becomes `batch=1,8`."""
     if isinstance(buckets, Mapping):
+        wrong = [f"{dim}: {sizes!r}" for dim, sizes in buckets.items() if not _is_sizes(sizes)]
+        if wrong:
+            raise UsageError("buckets are not lists of sizes", seen="; ".join(wrong), expected='{"batch": [1, 8]}')
         return [f"{dim}={','.join(map(str, sizes))}" for dim, sizes in buckets.items()]
-    return buckets
+    return [buckets] if isinstance(buckets, str) else buckets
+
+
+def _is_sizes(sizes: object) -> bool:
+    return isinstance(sizes, (list, tuple, range)) and all(type(size) is int for size in sizes)  # pyright: ignore[reportUnknownVariableType]  # elements of anything
 
 
 def abstract(params: Tree) -> dict[str, Any]:
@@ -174,13 +194,20 @@ def _from_live(model: Model, params: Any, choice: CheckpointChoice, device: Devi
     live = model.params_of(params)
     if model.abstract_params() is None:
         model = model.bind(abstract(live))
-    placed = {
-        path: jax.device_put(_cast(leaf, choice.dtype), device) for path, leaf in sorted(trees.flatten(live).items())
+    lifted = model.defaults()
+    placed = {path: _own(leaf, choice.dtype, device) for path, leaf in sorted(trees.flatten(live).items())}
+    origins: dict[KeyPath, Literal["checkpoint", "model"]] = {
+        path: "model" if path in lifted else "checkpoint" for path in placed
     }
-    return model, trees.unflatten(placed), dict.fromkeys(placed, "model"), ProvenanceRecord(source=model.reference)
+    return model, trees.unflatten(placed), origins, ProvenanceRecord(source=model.reference)
 
 
-def _cast(leaf: Any, dtype: str | None) -> Any:
-    if dtype is None or not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
-        return leaf
-    return leaf.astype(dtype_of(dtype))
+def _own(leaf: Any, dtype: str | None, device: Device) -> Any:
+    """A copy of an array on `device`, cast if asked: the caller may donate or overwrite his own (contract 7)."""
+    if not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
+    wanted = np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype))
+    if dtype is not None and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
+        wanted = dtype_of(dtype)
+    # Through host memory: `device_put` of an array that lies on the device already is a view of it.
+    return put_copy(np.asarray(leaf), wanted, jax.sharding.SingleDeviceSharding(device))

@@ -1,0 +1,112 @@
+"""A bundle's parameters, its own or those of another checkpoint, on a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from servax.checkpoint.restoring import restore
+from servax.core import trees
+from servax.core.device import Device
+from servax.core.errors import CheckpointError
+from servax.core.events import step as named_step
+from servax.core.monitoring import LOADING, thread_role
+from servax.core.tensors import dtype_of
+from servax.core.trees import KeyPath, Tree
+from servax.targets.bundle import PARAMETERS, Bundle
+from servax.targets.manifest import Manifest
+from servax.workflow.source import CheckpointChoice
+
+
+def bundle_params(bundle: Bundle, device: Device) -> dict[KeyPath, Any]:
+    """The bundle's parameters on `device`, by key path, after a check of their digests.
+
+    Raises:
+      BundleError: a parameter file changed or is missing; names it.
+    """
+    bundle.check(PARAMETERS)
+    restored = restore(bundle.path(PARAMETERS), like=abstract_params(bundle.manifest), placement=device)
+    return trees.flatten(restored.params)
+
+
+def abstract_params(manifest: Manifest) -> dict[str, Any]:
+    """Shapes and dtypes of a bundle's parameters as a nested dictionary."""
+    return trees.unflatten(
+        {
+            trees.path_of(record.path): jax.ShapeDtypeStruct(record.shape, dtype_of(record.dtype))
+            for record in manifest.parameters
+        }
+    )
+
+
+def restore_as(
+    checkpoint: str | os.PathLike[str],
+    *,
+    like: Tree,
+    selected: str | None,
+    device: Device,
+    lifted: Mapping[KeyPath, Any],
+    **choice: Any,
+) -> dict[KeyPath, Any]:
+    """Parameters of another checkpoint, of the structure and dtypes that compiled programs take.
+
+    Args:
+      checkpoint: where the parameters are.
+      like: shapes and dtypes that the programs take.
+      selected: the subtree that the present parameters came from, meant where there are several candidates.
+      device: where they go.
+      lifted: values of the leaves that come from the model's definition, for a checkpoint that lacks them.
+      choice: `select`, `step` and `item`.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be read, or does not match.
+    """
+
+    def read(**more: Any) -> dict[KeyPath, Any]:
+        restored = restore(checkpoint, like=like, placement=device, defaults=lifted, **{**choice, **more})
+        return trees.flatten(restored.params)
+
+    try:
+        return read()
+    except CheckpointError as error:
+        if selected is None or choice.get("select") is not None:
+            raise
+        try:
+            return read(select=selected)
+        except CheckpointError:
+            raise error from None
+
+
+def restore_bundle(bundle: Bundle, device: Device, choice: CheckpointChoice | None) -> dict[KeyPath, Any]:
+    """The parameters to serve a bundle with, on `device`: its own, or those of `choice`.
+
+    Raises:
+      BundleError: a parameter file of the bundle changed or is missing; names it.
+      CheckpointError: the other checkpoint cannot be read, or does not match.
+    """
+    with thread_role(LOADING), named_step("restore"):
+        if choice is None or choice.path is None:
+            return bundle_params(bundle, device)
+        lifted = lifted_values(bundle, bundle_params(bundle, device)) if _lifted_paths(bundle) else {}
+        options = {"select": choice.select, "step": choice.step, "item": choice.item}
+        return restore_as(
+            choice.path,
+            like=abstract_params(bundle.manifest),
+            selected=bundle.manifest.provenance.select,
+            device=device,
+            lifted=lifted,
+            **options,
+        )
+
+
+def _lifted_paths(bundle: Bundle) -> list[KeyPath]:
+    return [trees.path_of(record.path) for record in bundle.manifest.parameters if record.origin == "model"]
+
+
+def lifted_values(bundle: Bundle, params: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:
+    """Values, on the host, of the leaves that the model's definition gave."""
+    return {path: np.array(params[path]) for path in _lifted_paths(bundle)}
