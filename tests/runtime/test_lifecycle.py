@@ -63,3 +63,14 @@ def test_draining_refuses_new_requests_and_answers_those_left_at_the_end():
 
 def test_draining_with_nothing_in_flight_ends_at_once():
     assert ready().drain(None) == 0
+
+
+def test_draining_or_failing_what_is_unloaded_changes_nothing():
+    life = ready()
+    life.drain(None)
+    life.move(State.UNLOADED)
+    seen = []
+    with listening(seen.append):
+        life.drain(None)
+        life.fail("too late")
+    assert (life.state, life.reason, seen) == (State.UNLOADED, None, [])

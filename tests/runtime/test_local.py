@@ -254,6 +254,38 @@ def test_cancelled_requests_never_reach_the_device():
     assert ran == [1.0, 3.0]
 
 
+def test_a_text_request_cancelled_while_it_is_tokenized_never_reaches_the_device(tmp_path):
+    servable = toys.reading_toy(toys.word_tokenizer(tmp_path, {"a": 1, "b": 2, "[UNK]": 0}))
+    tokenize = servable._processing["total"]
+    entered, go, runs = threading.Event(), threading.Event(), []
+
+    class Slow:
+        texts, needed = tokenize.texts, staticmethod(tokenize.needed)
+
+        def __call__(self, tensors):
+            entered.set()
+            assert go.wait(60)
+            return tokenize(tensors)
+
+    original = servable._runner.run
+    servable._runner.run = lambda *arguments: (runs.append(1), original(*arguments))[1]
+    servable._processing["total"] = Slow()
+
+    async def scene() -> None:
+        asking = asyncio.create_task(servable.predict_async(text=["a b"]))
+        await asyncio.to_thread(entered.wait)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        go.set()
+
+    with servable:
+        asyncio.run(scene())  # ends after the thread that tokenizes
+        assert servable.in_flight == 0
+        assert servable.predict(text=["a b"])["sum"][0] == 3
+    assert runs == [1]
+
+
 def test_a_deadline_is_answered_while_the_device_is_busy():
     servable, held = toys.held_toy()
     with servable, ThreadPoolExecutor(2) as pool:
@@ -296,6 +328,25 @@ def test_closing_lets_running_requests_finish_and_refuses_new_ones():
     assert servable.state is State.UNLOADED
     assert states == ["DRAINING", "UNLOADED"]
     servable.close()
+
+
+def test_closing_from_several_threads_gives_the_shared_thread_back_once():
+    with toys.toy("other").warm() as other:
+        for _ in range(20):
+            shared, both = toys.toy().warm(), threading.Barrier(2)
+            draining = shared._lifecycle.drain
+
+            def drain(timeout, draining=draining, both=both):
+                left = draining(timeout)
+                both.wait()  # both are past the drain before either goes on
+                return left
+
+            shared._lifecycle.drain = drain
+            with ThreadPoolExecutor(2) as pool:
+                for closed in [pool.submit(shared.close) for _ in range(2)]:
+                    closed.result()
+            assert shared.state is State.UNLOADED
+        assert other.predict(x=row(4))["y"][0, 0] == 9
 
 
 def test_a_drain_that_runs_out_of_time_answers_those_that_wait():

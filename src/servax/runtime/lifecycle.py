@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Protocol
 
 from servax.core.errors import NotReady, ServaxError, StartupError
@@ -68,15 +68,12 @@ class Lifecycle:
                     seen=self._state,
                     expected=" or ".join(sorted(each for each, to in _NEXT.items() if state in to)),
                 )
-            self._state = state
-            self._reason = reason
-            self._changed.notify_all()
+            self._go(state, reason)
         emit(StateChanged(self._name, state, reason))
 
     def fail(self, reason: str) -> None:
         """Goes to FAILED from any state but UNLOADED."""
-        if self._state not in (State.FAILED, State.UNLOADED):
-            self.move(State.FAILED, reason)
+        self._move_from({*State} - {State.FAILED, State.UNLOADED}, State.FAILED, reason)
 
     def require(self, state: State) -> None:
         """Raises NotReady unless in `state`."""
@@ -119,8 +116,7 @@ class Lifecycle:
         `on_wait` is called once new requests are refused. Requests that still wait at the end are answered with
         NotReady; the number of those left, those that run included, is returned.
         """
-        if self._state in (State.READY, State.WARMING):
-            self.move(State.DRAINING)
+        self._move_from({State.READY, State.WARMING}, State.DRAINING)
         if on_wait is not None:
             on_wait()
         with self._changed:
@@ -129,3 +125,16 @@ class Lifecycle:
         for request in left:
             request.abandon(self.refusal())
         return len(left)
+
+    def _move_from(self, states: Set[State], state: State, reason: str | None = None) -> None:
+        """Goes to `state` if in one of `states`: looked at and left under one lock, whoever else moves meanwhile."""
+        with self._changed:
+            if self._state not in states:
+                return
+            self._go(state, reason)
+        emit(StateChanged(self._name, state, reason))
+
+    def _go(self, state: State, reason: str | None) -> None:
+        self._state = state
+        self._reason = reason
+        self._changed.notify_all()

@@ -95,6 +95,7 @@ class LocalServable:
         self._table = table
         self._swapper = swapper
         self._swapping = threading.Lock()
+        self._closing = threading.Lock()
         self._app_factory = app_factory
         self._costs: dict[Key, float] = {}
         self._warmed: tuple[Key, ...] = ()
@@ -201,7 +202,7 @@ class LocalServable:
 
     def infer(self, request: InferRequest) -> InferResult:
         with self._told(request) as told:
-            pending = told.pending = self._submit(request)
+            pending = told.pending = self._submit(self._prepare(request))
             try:
                 return pending.future.result(pending.remaining())
             except TimeoutError:
@@ -212,10 +213,11 @@ class LocalServable:
         with self._told(request) as told:
             processing = self._processing.get(request.function)
             if processing is not None and processing.needed(request.tensors):
-                pending = await asyncio.to_thread(self._submit, request)  # tokenizing would hold up the event loop
+                prepared = await asyncio.to_thread(self._prepare, request)  # tokenizing would hold up the event loop
             else:
-                pending = self._submit(request)
-            told.pending = pending
+                prepared = self._prepare(request)
+            # Queued here and not on the other thread, which goes on when this task is cancelled meanwhile.
+            pending = told.pending = self._submit(prepared)
             remaining = pending.remaining()
             timer = None if remaining is None else asyncio.get_running_loop().call_later(remaining, pending.expire)
             try:
@@ -265,9 +267,9 @@ class LocalServable:
 
     def close(self, timeout: float | None = None) -> None:
         """Drains, then frees device memory and, with the last servable on the device, its thread."""
-        if self.state is State.UNLOADED:
-            return
         self.drain(timeout)
+        if not self._closing.acquire(blocking=False):
+            return  # another thread closes it, or has: what it held is given back once
         self._dropped.detach()
         self._forget()
         self._lifecycle.move(State.UNLOADED)
@@ -292,7 +294,8 @@ class LocalServable:
         functions = ", ".join(self._functions)
         return f"<LocalServable {self._name} ({functions}) on {self._device.platform}:{self._device.id}, {self.state}>"
 
-    def _submit(self, request: InferRequest) -> PendingRequest:
+    def _prepare(self, request: InferRequest) -> PendingRequest:
+        """The request as the device takes it: tokenized and checked, but neither accepted nor queued."""
         self._lifecycle.require(State.READY)
         function = self._functions.get(request.function)
         if function is None:
@@ -303,7 +306,10 @@ class LocalServable:
         tensors = self._processing[request.function](request.tensors)
         checked = check(signature, tensors, owned=request.owned)
         bucket = choose(self._grid[request.function], checked.sizes)
-        pending = PendingRequest(request, signature, checked, bucket, self._runner)
+        return PendingRequest(request, signature, checked, bucket, self._runner)
+
+    def _submit(self, pending: PendingRequest) -> PendingRequest:
+        """Accepts a request and queues it; from here on it gets exactly one answer."""
         self._lifecycle.admit(pending)
         pending.future.add_done_callback(lambda _: self._lifecycle.release(pending))
         try:
