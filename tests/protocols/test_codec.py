@@ -87,7 +87,10 @@ def test_non_finite_values_travel_as_strings():
         ("BOOL", [1], [1], ("not of its datatype", "1", "BOOL: true or false")),
         ("BYTES", [1], [1], ("not of its datatype", "1", "BYTES: strings")),
         ("INT8", [2], [1, 300], ("out of the range", "300", "INT8")),
-        ("UINT8", [1], [-1], ("out of the range", "-1", "UINT8")),
+        ("UINT8", [4], [-1, 2, 3, 4], ("out of the range", "-1", "UINT8")),
+        ("INT8", [3], [127, -128, -129], ("out of the range", "-129", "INT8")),
+        ("FP32", [3], ["Infinity", 1e3, -1e300], ("out of the range", "-1e+300", "FP32")),
+        ("FP64", [1], [10**400], ("out of the range", "1000", "FP64")),
         ("FP32", [1], [1e300], ("out of the range", "1e+300", "FP32")),
     ],
 )
@@ -100,6 +103,44 @@ def test_faults_name_the_tensor_what_was_seen_and_expected(datatype, shape, data
     assert caught.value.where == "pixels"
     assert seen in caught.value.seen
     assert expected is None or expected in caught.value.expected
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "faults"),
+    [
+        ("FP32", [1], DEEP, ("nested too deeply", "deeper than can be read", "lists nested 1 deep")),
+        ("FP32", [1], b"[" + b"[" * 500 + b"]" * 500 + b"]", ("not of its datatype", "a list", "FP32: numbers")),
+        ("FP32", [1], b'["a", {"a": 1}]', ("not of its datatype", "'a'", "FP32: numbers")),
+        ("FP32", [1], b'[{"a": 1}]', ("not of its datatype", "an object", "FP32: numbers")),
+        ("FP32", [2], b"[1e400, 1]", ("cannot be read", "out of range at [0]", "FP32: numbers")),
+        ("INT32", [1], b"[" + b"9" * 5000 + b"]", ("cannot be read", "out of range at [0]", "INT32: integers")),
+        ("INT32", [1], b"[" + b"9" * 4000 + b"]", ("out of the range", "9...", "INT32")),
+        ("BYTES", [1], b'["\\ud800"]', ("cannot be read", "", "BYTES: strings")),
+        ("BYTES", [1], b'["\xff"]', ("cannot be read", "", "BYTES: strings")),
+        ("FP32", [0, 2**62], b"[]", ("shape that no array has", f"[0, {2**62}]", "sizes of an array")),
+        ("FP32", [0, 2**70], b"[]", ("shape that no array has", f"[0, {2**70}]", f"at most {2**63 - 1}")),
+        ("FP32", [1] * 100, b"[1]", ("too many axes", "100 axes", "at most 64")),
+        ("FP32", [0] * 100_000, b"[]", ("too many axes", "100000 axes", "at most 64")),
+        ("FP32", [-(10**4000)], b"[]", ("negative size", "shape [-1000", "at least 0")),
+        ("FP32", [2**62] * 64, b"[]", ("wrong number of values", "0 values", "...")),
+        ("X" * 1000, [1], b"[1]", ("unknown datatype", "XXX...", "FP32")),
+        ("FP32", [1], b'["' + b"y" * 10_000 + b'"]', ("not of its datatype", "yyy...", "FP32: numbers")),
+    ],
+)
+def test_hostile_data_are_refused_as_any_other_and_repeated_in_short(datatype, shape, data, faults):
+    what, seen, expected = faults
+    for name in ("pixels", "p" * 100_000):
+        with pytest.raises(InvalidInput) as caught:
+            decode(name, datatype, shape, data)
+        error = caught.value
+        assert what in error.what
+        assert error.where == name if name == "pixels" else error.where == "p" * 97 + "..."
+        assert seen in error.seen
+        assert expected in error.expected
+        assert len(str(error)) < 700
 
 
 @pytest.mark.parametrize(("dtype", "datatype"), [(np.float16, "FP16"), (ml_dtypes.bfloat16, "BF16")])

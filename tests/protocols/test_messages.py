@@ -78,6 +78,29 @@ def test_bodies_that_are_no_requests_are_refused_with_the_place(body, what, wher
     assert caught.value.where == where
 
 
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ' + DEEP + b"}]}",
+        b'{"inputs": [], "parameters": {"function": ' + DEEP + b"}}",
+        b'{"inputs": [], "other": ' + DEEP + b"}",
+    ],
+)
+def test_bodies_nested_without_end_are_refused(body):
+    with pytest.raises(errors.InvalidInput, match="nested too deeply") as caught:
+        messages.read_body(body)
+    assert None not in (caught.value.where, caught.value.seen, caught.value.expected)
+
+
+def test_no_part_of_an_error_is_longer_than_a_log_can_take():
+    message = messages.write_error(errors.NotFound("w" * 10_000, where="x" * 10_000, expected="y"))
+    assert len(message["error"]) < 5000
+    assert message["details"]["where"] == "x" * 1997 + "..."
+
+
 def test_unknown_keys_are_passed_over():
     body = messages.read_body(b'{"inputs": [], "priority": 1, "parameters": {"function": "f", "sequence_id": 3}}')
     assert body.parameters["function"] == "f"

@@ -100,6 +100,32 @@ def test_faults_name_tensor_seen_and_expected(http, inputs, status, parts):
         assert part in response.json()["error"]
 
 
+def test_what_a_request_names_is_repeated_in_short_and_never_logged(http):
+    from servax.core.events import Notice, listening
+
+    deep: object = 0
+    for _ in range(500):
+        deep = [deep]
+    long = "z" * 10_000
+    told = []
+    with listening(lambda event: told.append(event) if isinstance(event, Notice) else None):
+        answers = [
+            infer(http, tensor([1], [1, 1], name=long)),
+            infer(http, tensor([1], [1, 1]), outputs=[{"name": long}]),
+            infer(http, tensor([1], [1, 1]), parameters={"function": deep}),
+            infer(http, tensor([1], [1] * 3)),
+            infer(http, tensor([], [0, 2**62])),
+            infer(http, tensor(deep, [1])),
+        ]
+    for answer in answers:
+        details = answer.json()["details"]
+        assert (answer.status_code, details["type"]) == (400, "InvalidInput")
+        assert {"where", "seen", "expected"} <= set(details)
+        assert len(answer.json()["error"]) < 700
+    assert "z" * 97 + "..." in answers[0].json()["error"]
+    assert not told
+
+
 def test_bodies_are_limited_announced_or_not(http):
     small, large = b" " * 100, b" " * 100_001
     announced = http.post("/v2/models/toy/infer", content=large)

@@ -40,8 +40,15 @@ _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
     "O": msgspec.json.Decoder(list[str]),
 }
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_MOST_AXES = 64  # NumPy's own limit
+_MOST_SIZE = 2**63 - 1
 _TYPES: dict[str, type | tuple[type, ...]] = {"b": bool, "i": int, "u": int, "f": (int, float), "O": str}
 _NAMES = {"b": "true or false", "i": "integers", "u": "integers", "f": "numbers", "O": "strings"}
+
+
+def short(text: str, most: int = 100) -> str:
+    """A text of a request as an error repeats it: no longer than `most` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def datatype_of(dtype: str) -> str:
@@ -66,30 +73,31 @@ def decode(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryv
     Raises:
       InvalidInput: the datatype is unknown or does not travel in JSON, or the data do not fit datatype and shape.
     """
+    label = short(name)
     if datatype not in DTYPES:
         raise InvalidInput(
-            f"tensor {name!r} has an unknown datatype",
-            where=name,
-            seen=datatype,
+            f"tensor {label!r} has an unknown datatype",
+            where=label,
+            seen=short(datatype),
             expected="one of " + ", ".join(DTYPES),
         )
-    require_json(name, datatype)
+    require_json(label, datatype)
     dtype = dtype_of(DTYPES[datatype])
-    if any(size < 0 for size in shape):
-        raise InvalidInput(f"tensor {name!r} has a negative size", where=name, seen=f"shape {list(shape)}")
+    _check_shape(label, shape)
     count = math.prod(shape)
-    try:
-        values: list[Any] = _FLAT[dtype.kind].decode(data)
-    except msgspec.ValidationError:
-        values = [_value(name, item, dtype.kind, datatype) for item in _flattened(name, _ANY.decode(data), shape)]
+    values = _values(label, data, dtype.kind, datatype, shape)
     if len(values) != count:
         raise InvalidInput(
-            f"tensor {name!r} has the wrong number of values",
-            where=name,
+            f"tensor {label!r} has the wrong number of values",
+            where=label,
             seen=f"{len(values)} values",
-            expected=f"{count} for shape {list(shape)}",
+            expected=short(f"{count} for shape {list(shape)}"),
         )
-    return _array(name, values, dtype, datatype).reshape(shape)
+    array = _array(label, values, dtype, datatype)
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise _no_shape(label, shape, "sizes of an array that can be addressed") from None
 
 
 def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
@@ -127,6 +135,59 @@ def require_json(name: str, datatype: str) -> None:
         )
 
 
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    if len(shape) > _MOST_AXES:
+        raise InvalidInput(
+            f"tensor {name!r} has too many axes",
+            where=name,
+            seen=f"{len(shape)} axes",
+            expected=f"as many as the model's metadata says, at most {_MOST_AXES}",
+        )
+    if any(size < 0 for size in shape):
+        raise InvalidInput(
+            f"tensor {name!r} has a negative size",
+            where=name,
+            seen=short(f"shape {list(shape)}"),
+            expected="sizes of at least 0",
+        )
+    if any(size > _MOST_SIZE for size in shape):
+        raise _no_shape(name, shape, f"sizes of at most {_MOST_SIZE}")
+
+
+def _no_shape(name: str, shape: Sequence[int], expected: str) -> InvalidInput:
+    return InvalidInput(
+        f"tensor {name!r} has a shape that no array has",
+        where=name,
+        seen=short(f"shape {list(shape)}"),
+        expected=expected,
+    )
+
+
+def _values(name: str, data: bytes | memoryview, kind: str, datatype: str, shape: Sequence[int]) -> list[Any]:
+    """The values in row-major order, each of the datatype's kind."""
+    try:
+        try:
+            return _FLAT[kind].decode(data)
+        except msgspec.ValidationError:
+            items = _flattened(name, _ANY.decode(data), shape)
+    except RecursionError:
+        raise InvalidInput(
+            f"the data of tensor {name!r} are nested too deeply",
+            where=name,
+            seen="lists in lists, deeper than can be read",
+            expected=f"lists nested {len(shape)} deep, or flat data",
+        ) from None
+    except msgspec.DecodeError as error:  # a number beyond every datatype, or text that is not Unicode
+        what, _, place = str(error).partition(" - at `$")
+        raise InvalidInput(
+            f"the data of tensor {name!r} cannot be read",
+            where=name,
+            seen=f"{what} at {place.rstrip('`')}" if place else what,
+            expected=f"{datatype}: {_NAMES[kind]}",
+        ) from None
+    return [_value(name, item, kind, datatype) for item in items]
+
+
 def _flattened(name: str, value: Any, shape: Sequence[int]) -> list[Any]:
     """Values in row-major order of data that are nested as the shape says, or flat."""
     if not isinstance(value, list):
@@ -142,7 +203,7 @@ def _flattened(name: str, value: Any, shape: Sequence[int]) -> list[Any]:
                 f"the data of tensor {name!r} are not nested as its shape says",
                 where=name,
                 seen=f"{', '.join(map(str, wrong[:8]))} values at axis {axis}",
-                expected=f"{size} for shape {list(shape)}, or flat data",
+                expected=short(f"{size} for shape {list(shape)}") + ", or flat data",
             )
         rows = list(chain.from_iterable(rows))
     return rows
@@ -156,9 +217,16 @@ def _value(name: str, item: Any, kind: str, datatype: str) -> Any:
     raise InvalidInput(
         f"tensor {name!r} holds a value that is not of its datatype",
         where=name,
-        seen=f"{item!r:.80}" if item is not None else "null",
+        seen=_shown(item),
         expected=f"{datatype}: {_NAMES[kind]}",
     )
+
+
+def _shown(item: Any) -> str:
+    """A JSON value in short; lists and objects by their kind, as they may be nested without end."""
+    if isinstance(item, list | dict):
+        return "a list" if isinstance(item, list) else "an object"
+    return "null" if item is None else short(repr(item))
 
 
 def _array(name: str, values: list[Any], dtype: np.dtype, datatype: str) -> np.ndarray[Any, Any]:
@@ -170,13 +238,19 @@ def _array(name: str, values: list[Any], dtype: np.dtype, datatype: str) -> np.n
         with np.errstate(over="raise"):
             return np.array(values, dtype)
     except (OverflowError, FloatingPointError):
-        seen = max(values, key=abs)
         raise InvalidInput(
             f"tensor {name!r} holds a value out of the range of its datatype",
             where=name,
-            seen=str(seen),
+            seen=short(str(_out_of_range(values, dtype))),
             expected=datatype,
         ) from None
+
+
+def _out_of_range(values: list[Any], dtype: np.dtype) -> Any:
+    """The first value that the dtype does not hold."""
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    low, high = int(limits.min), int(limits.max)  # exact: the largest float is a whole number
+    return next(value for value in values if (value < low or value > high) and abs(value) != math.inf)
 
 
 def _text(value: float) -> str:

@@ -15,11 +15,15 @@ from servax.core import errors
 from servax.core.errors import ExecutionError, InvalidInput, RequestError, ServaxError, ServiceError
 from servax.core.tensors import Signature, TensorSpec
 from servax.protocols.dataplane import DataPlane, ModelMetadata, ModelStatus
-from servax.protocols.open_inference.codec import datatype_of
+from servax.protocols.open_inference.codec import datatype_of, short
 from servax.runtime.servable import State
 
 Message = dict[str, Any]
 Parameters = dict[str, Any]
+
+_PARTS = ("where", "seen", "expected", "remedy")
+_LONGEST = 2000
+"""Characters of one part of an error: a request may have put thousands of names into it."""
 
 
 class InputTensor(msgspec.Struct):
@@ -69,6 +73,13 @@ def read_body(body: bytes | bytearray) -> InferBody:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput("the body is not JSON", seen=str(error) if body else "an empty body") from None
+    except RecursionError:
+        raise InvalidInput(
+            "the body is nested too deeply",
+            where="the body",
+            seen="lists or objects in one another, deeper than can be read",
+            expected="`data` nested as deep as the tensor has axes, or flat data",
+        ) from None
 
 
 def server_metadata(version: str) -> Message:
@@ -153,12 +164,11 @@ def repository_index(plane: DataPlane) -> list[Message]:
 
 
 def write_error(error: ServaxError) -> Message:
-    """`{"error": "..."}`, with the parts apart beside it."""
-    details = {"type": type(error).__name__, "what": error.what}
-    for part in ("where", "seen", "expected", "remedy"):
-        if (text := getattr(error, part)) is not None:
-            details[part] = text
-    return {"error": error.sentence(), "details": details}
+    """`{"error": "..."}`, with the parts apart beside it, each cut to a length that a log can take."""
+    parts = {part: short(text, _LONGEST) for part in _PARTS if (text := getattr(error, part)) is not None}
+    what = short(error.what, _LONGEST)
+    details = {"type": type(error).__name__, "what": what, **parts}
+    return {"error": ServaxError(what, **parts).sentence(), "details": details}
 
 
 def status_of(error: ServaxError) -> int:
@@ -171,7 +181,7 @@ def read_error(status: int, message: Any) -> ServaxError:
     details: Message = message.get("details", {}) if isinstance(message, dict) else {}
     kind = getattr(errors, str(details.get("type", "")), None)
     if isinstance(kind, type) and issubclass(kind, ServaxError):
-        parts = {part: details.get(part) for part in ("where", "seen", "expected", "remedy")}
+        parts = {part: details.get(part) for part in _PARTS}
         return kind(str(details.get("what", "")), **parts)
     text = str(message.get("error", message)) if isinstance(message, dict) else str(message)
     kinds = (errors.NotFound, errors.TooLarge, errors.DeadlineExceeded, errors.NotReady)

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Container, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,14 @@ from servax.core.tensors import Signature
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.dataplane import status_of as model_status
 from servax.protocols.open_inference import messages
-from servax.protocols.open_inference.codec import datatype_of, datatype_of_array, decode, encode, require_json
+from servax.protocols.open_inference.codec import (
+    datatype_of,
+    datatype_of_array,
+    decode,
+    encode,
+    require_json,
+    short,
+)
 from servax.runtime.request import InferRequest, InferResult, new_id
 
 Scope = MutableMapping[str, Any]
@@ -97,11 +104,15 @@ class OpenInference:
         function = (body.parameters or {}).get("function")
         if function is not None and not isinstance(function, str):
             raise InvalidInput(
-                "the function is not a name", where="parameters.function", seen=repr(function), expected="a string"
+                "the function is not a name",
+                where="parameters.function",
+                seen=f"a {type(function).__name__}",
+                expected="a string",
             )
         name, signature = self._plane.signature(model, version, function)
         outputs = _outputs(body, signature)
-        request = InferRequest(name, _tensors(body), body.id or new_id(), deadline, owned=True)
+        tensors = _tensors(body, {spec.name for spec in signature.inputs})
+        request = InferRequest(name, tensors, body.id or new_id(), deadline, owned=True)
         result = await _unless_gone(self._plane.infer(model, version, request), receive)
         message: messages.Message = {
             "model_name": model,
@@ -143,16 +154,20 @@ def _named(request: Request) -> tuple[str, str | None]:
     return request.path_params["model"], request.path_params.get("version")
 
 
-def _tensors(body: messages.InferBody) -> dict[str, Any]:
+def _tensors(body: messages.InferBody, known: Container[str]) -> dict[str, Any]:
+    """Arrays by name; names that the function does not have are cut, as errors repeat them."""
     tensors: dict[str, Any] = {}
     for tensor in body.inputs:
-        if tensor.name in tensors:
-            raise InvalidInput(f"tensor {tensor.name!r} was sent twice", where=tensor.name)
+        name = tensor.name if tensor.name in known else short(tensor.name)
+        if name in tensors:
+            raise InvalidInput(
+                f"tensor {name!r} was sent twice", where=name, seen="two tensors of this name", expected="one"
+            )
         if not memoryview(tensor.data):
             raise InvalidInput(
-                f"tensor {tensor.name!r} has no data", where=tensor.name, expected="`data`, a list of values"
+                f"tensor {name!r} has no data", where=name, seen="no `data`", expected="`data`, a list of values"
             )
-        tensors[tensor.name] = decode(tensor.name, tensor.datatype, tensor.shape, memoryview(tensor.data))
+        tensors[name] = decode(name, tensor.datatype, tensor.shape, memoryview(tensor.data))
     return tensors
 
 
@@ -162,7 +177,7 @@ def _outputs(body: messages.InferBody, signature: Signature) -> list[str]:
     names = list(specs) if body.outputs is None else [output.name for output in body.outputs]
     if unknown := [name for name in names if name not in specs]:
         raise InvalidInput(
-            "there are no such outputs", where="outputs", seen=", ".join(unknown), expected=", ".join(specs)
+            "there are no such outputs", where="outputs", seen=", ".join(map(short, unknown)), expected=", ".join(specs)
         )
     for name in names:
         require_json(name, datatype_of(specs[name].dtype))
@@ -191,7 +206,7 @@ def _deadline(headers: dict[bytes, bytes]) -> float | None:
         raise InvalidInput(
             "the deadline cannot be read",
             where="header Request-Timeout-Ms",
-            seen=text.decode("latin-1"),
+            seen=short(text.decode("latin-1")),
             expected="milliseconds, more than 0",
         )
     return time.monotonic() + milliseconds / 1e3
@@ -201,7 +216,10 @@ async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> by
     """The whole body, read no further than the limit."""
     if (encoding := headers.get(b"content-encoding", b"identity")) != b"identity":
         raise InvalidInput(
-            "the body is compressed", where="header Content-Encoding", seen=encoding.decode("latin-1"), expected="none"
+            "the body is compressed",
+            where="header Content-Encoding",
+            seen=short(encoding.decode("latin-1")),
+            expected="none",
         )
     if b"inference-header-content-length" in headers:
         raise InvalidInput(
@@ -210,8 +228,8 @@ async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> by
             expected="JSON; GET /v2 lists the extensions of this server",
         )
     announced = headers.get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > limit:
-        raise _too_large(int(announced), limit)
+    if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+        raise _too_large(short(announced.decode("ascii")), limit)
     body = bytearray()
     more = True
     while more:
@@ -233,7 +251,7 @@ def _limited(body: bytes | bytearray, limit: int) -> bytes | bytearray:
     return body
 
 
-def _too_large(seen: int, limit: int) -> TooLarge:
+def _too_large(seen: int | str, limit: int) -> TooLarge:
     return TooLarge(
         "the request body is too large",
         seen=f"{seen} bytes",
