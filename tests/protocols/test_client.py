@@ -163,6 +163,10 @@ def test_texts_travel_as_bytes(tmp_path):
             remote.predict(text=["ja"], x=[[1]])
         with pytest.raises(InvalidInput, match="text"):
             remote.predict(text="ja")
+        for servable in (local, remote):
+            with pytest.raises(InvalidInput, match="not Unicode") as caught:
+                servable.predict(text=["ja", "\ud800"])
+            assert caught.value.where == "text[1]"
 
 
 def test_servers_of_others_are_understood(monkeypatch):

@@ -54,6 +54,7 @@ def test_requests_with_tokens_pass_untouched(tokenizer):
         ({"text": ["hello", 3]}, "not a text", "int"),
         ({"text": [b"\xff"]}, "not UTF-8", "invalid start byte"),
         ({"text": ["hello"], "tokens": [[1]]}, "both sent", None),
+        ({"text": ["\ud800"]}, "not Unicode", "U+D800 at character 0"),
     ],
 )
 def test_what_is_no_list_of_texts_is_refused(tokenizer, tensors, what, seen):

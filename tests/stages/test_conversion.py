@@ -7,8 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from servax.core.errors import InvalidInput
 from servax.core.tensors import TensorSpec
-from servax.stages.conversion import Fault, Ragged, convert, described
+from servax.stages.conversion import Fault, Ragged, check_unicode, convert, described
 
 
 def spec(text: str, name: str = "x") -> TensorSpec:
@@ -184,3 +185,16 @@ def test_described() -> None:
     assert described(np.zeros((2, 3), np.float16)) == "float16[2, 3]"
     assert described(np.zeros((), ml_dtypes.bfloat16)) == "bfloat16[]"
     assert described(np.array(["a"])) == "string[1]"
+
+
+def test_every_text_that_is_not_unicode_is_named() -> None:
+    check_unicode("text", ["grün", "\U0001f600", ""])
+    with pytest.raises(InvalidInput) as caught:
+        check_unicode("text", ["a", "b\udfff", "c", "\ud800"])
+    error = caught.value
+    assert error.where == "text[1], text[3]"
+    assert error.seen == "U+DFFF at character 1, U+D800 at character 0"
+    assert "UTF-8" in str(error.expected)
+    with pytest.raises(InvalidInput) as caught:
+        check_unicode("text", ["\ud800"] * 20)
+    assert str(caught.value.where).endswith("text[7], and 12 more")

@@ -24,6 +24,7 @@ from servax.protocols.open_inference.codec import DTYPES, datatype_of, decode, e
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.servable import Outputs, Progress, State, default_function, flat_inputs
 from servax.stages.buckets import Bucket
+from servax.stages.conversion import check_unicode
 from servax.stages.padding import check, pad
 
 if TYPE_CHECKING:
@@ -345,6 +346,7 @@ def _texts(name: str, value: Any) -> np.ndarray[Any, Any]:
     spec = TensorSpec(name, "string", ("batch",))
     (array,) = check(Signature((spec,)), {name: value}).tensors.values()
     assert isinstance(array, np.ndarray)
+    check_unicode(name, array)
     return array
 
 

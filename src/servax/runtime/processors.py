@@ -11,6 +11,7 @@ from servax.core.errors import InvalidInput, StartupError
 from servax.core.tensors import TensorSpec
 from servax.model.processors import Processor, Text
 from servax.runtime.runner import ServedFunction
+from servax.stages.conversion import check_unicode
 
 
 class Tokenizing:
@@ -77,6 +78,7 @@ class Tokenizing:
                     expected="a string",
                 )
             rows.append(text)
+        check_unicode(self.name, rows)
         return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from servax.core.errors import InvalidInput
 from servax.core.tensors import TensorSpec, dtype_of
 
 Array = np.ndarray[Any, Any]
@@ -91,6 +92,28 @@ def convert(value: Any, spec: TensorSpec) -> Converted:
         raise Fault(spec.name, "no rows", spec.text())
     array, cast = _cast(array, spec, python=python)
     return Converted(array, owned=cast or rows is not None or python)
+
+
+def check_unicode(name: str, texts: Iterable[str]) -> None:
+    """Refuses texts that are not Unicode: half of a surrogate pair, which neither UTF-8 nor a tokenizer takes.
+
+    Raises:
+      InvalidInput: names every such text, by its index in row-major order.
+    """
+    faults: list[tuple[int, str]] = []
+    for index, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            faults.append((index, f"U+{ord(text[error.start]):04X} at character {error.start}"))
+    if faults:
+        rest = "" if len(faults) <= 8 else f", and {len(faults) - 8} more"
+        raise InvalidInput(
+            f"tensor {name!r} holds text that is not Unicode",
+            where=", ".join(f"{name}[{index}]" for index, _ in faults[:8]) + rest,
+            seen=", ".join(dict.fromkeys(seen for _, seen in faults[:8])),
+            expected="text that has a form in UTF-8: no half of a surrogate pair",
+        )
 
 
 def described(array: Array) -> str:
