@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from servax.core.events import (
@@ -52,6 +55,36 @@ def test_a_step_that_raises_is_not_finished():
     with listening(heard.append), pytest.raises(ValueError, match="broken"), step("restore"):
         raise ValueError("broken")
     assert heard == [StepStarted("restore")]
+
+
+def test_a_listener_that_fails_is_logged_once_and_disturbs_nobody(caplog: pytest.LogCaptureFixture):
+    heard: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise ValueError("the disk is full")
+
+    with listening(broken), listening(heard.append):
+        emit(Notice("one"))
+        emit(Notice("two"))
+    assert heard == [Notice("one"), Notice("two")]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("servax", "ERROR")
+    assert "Notice(message='one'" in record.getMessage()
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "the disk is full"
+
+
+def test_a_listener_that_fails_is_told_of_on_standard_error():
+    """In a process of its own: without handlers, as in a program that configured no logging."""
+    code = """
+from servax.core.events import Notice, emit, subscribe
+def broken(event): raise ValueError("the disk is full")
+subscribe(broken)
+emit(Notice("one")); emit(Notice("two"))
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stderr.count("ValueError: the disk is full") == 1
+    assert "Traceback" in child.stderr
 
 
 def test_a_listener_that_is_subscribed_twice_leaves_once_at_a_time():

@@ -73,3 +73,36 @@ def test_the_guard_is_on_from_the_first_call():
             executor.call(lambda: jnp.ones(17))
     finally:
         executors.release(executor)
+
+
+class Deadly:
+    """Work that ends the thread."""
+
+    def __init__(self) -> None:
+        self.error = None
+        self.failed = threading.Event()
+
+    def begin(self) -> bool:
+        return True
+
+    def run(self) -> None:
+        raise SystemExit("out of luck")
+
+    def fail(self, error) -> None:
+        self.error = error
+        self.failed.set()
+
+
+def test_a_listener_that_fails_keeps_no_one_from_hearing_that_the_thread_died(caplog):
+    executor, heard, work = executors.Executor(DEVICE), [], Deadly()
+
+    def broken(reason: str) -> None:
+        raise ValueError("no ears")
+
+    executor.on_death(broken)
+    executor.on_death(heard.append)
+    executor.put(work)
+    assert work.failed.wait(60)
+    assert heard == ["SystemExit: out of luck"]
+    assert work.error.seen == "SystemExit: out of luck"
+    assert "no ears" in caplog.text

@@ -499,6 +499,14 @@ def test_requests_are_told_with_their_outcome(servable):
     assert set(told[0].times) == {"queue", "pad", "transfer", "execute", "copy"}
 
 
+def test_a_listener_that_fails_takes_no_answer_away(servable):
+    def broken(event):
+        raise ValueError("the log is full")
+
+    with listening(broken):
+        np.testing.assert_array_equal(servable.predict(x=row(1))["y"], [[3]])
+
+
 def test_unknown_functions_are_named_with_those_there_are(servable):
     with pytest.raises(NotFound) as caught:
         servable.predict("embed", x=row(1))

@@ -6,6 +6,7 @@ A lower room emits, a higher one subscribes; no room learns who listens, and not
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -13,8 +14,27 @@ from dataclasses import dataclass, field
 
 Listener = Callable[["Event"], None]
 
+_log = logging.getLogger("servax")
 _lock = threading.Lock()
-_subscribed: tuple[tuple[Listener], ...] = ()
+
+
+class _Subscription:
+    """A listener with an identity of its own, so that one may be subscribed twice."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._failed = False
+
+    def tell(self, event: Event) -> None:
+        try:
+            self._listener(event)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                _log.exception("a listener failed at %s; it is told on, and its failures no more", event)
+
+
+_subscribed: tuple[_Subscription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +111,19 @@ class RequestDone(Event):
 
 
 def emit(event: Event) -> None:
-    """Calls every listener with `event`, on this thread, in the order of subscription."""
-    for (listener,) in _subscribed:
-        listener(event)
+    """Calls every listener with `event`, on this thread, in the order of subscription.
+
+    What a listener raises stays its own: it is logged once, with its traceback, and the others hear the event.
+    """
+    for subscription in _subscribed:
+        subscription.tell(event)
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
     """Adds a listener; calling what is returned removes it."""
     global _subscribed
+    subscribed = _Subscription(listener)
     with _lock:
-        subscribed = (listener,)  # an identity of its own, so that a listener may be subscribed twice
         _subscribed = (*_subscribed, subscribed)
 
     def unsubscribe() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from servax.core.errors import ExecutionError, NotReady, ServaxError
 from servax.runtime.guard import guarded
 from servax.runtime.queue import InOrder, Work, WorkQueue
 
+_log = logging.getLogger("servax")
 _lock = threading.Lock()
 _executors: dict[Device, tuple[Executor, int]] = {}
 """The executors of this process with the number of their holders: one a device, whoever asks."""
@@ -85,7 +87,10 @@ class Executor:
     def _die(self, error: BaseException, current: Work | None) -> None:
         self._death = f"{type(error).__name__}: {error}"
         for listener in self._listeners:
-            listener(self._death)
+            try:
+                listener(self._death)
+            except Exception:
+                _log.exception("a listener failed while %s died", self._thread.name)
         waiting = self._queue.close()
         for work in (*(() if current is None else (current,)), *waiting):
             work.fail(
