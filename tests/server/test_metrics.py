@@ -1,4 +1,5 @@
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import serving_toys as toys
 from servax.core import events
 from servax.core.errors import InvalidInput
 from servax.protocols.dataplane import DataPlane
+from servax.server import metrics as metrics_module
 from servax.server.metrics import Metrics
 
 
@@ -59,11 +61,17 @@ def test_another_application_s_models_are_not_counted():
         assert not [name for name, _ in samples(metrics) if name == "servax_requests_total"]
 
 
-def test_an_application_that_is_gone_stops_listening():
-    gc.collect()
-    before = len(events._listeners)
+def test_an_application_that_is_gone_stops_listening(monkeypatch):
+    left = []
+
+    def subscribe(listener):
+        leave = events.subscribe(listener)
+        return lambda: (leave(), left.append(listener))
+
+    monkeypatch.setattr(metrics_module, "subscribe", subscribe)
     metrics = Metrics(DataPlane())
-    assert len(events._listeners) == before + 1
+    gone = weakref.ref(metrics)
     del metrics
     gc.collect()
-    assert len(events._listeners) == before
+    assert gone() is None
+    assert len(left) == 1
