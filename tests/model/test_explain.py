@@ -88,3 +88,8 @@ def test_the_place_is_the_users_line_not_the_librarys():
         user()
     assert "jnp.dot(x, jnp.zeros((3, 3)))" in location(raised.value)
     assert hint(raised.value) is not None
+
+
+def test_a_function_that_exits_does_not_end_the_process():
+    with pytest.raises(ModelError, match="SystemExit"), explained("predict", {"batch": 2}):
+        raise SystemExit(3)

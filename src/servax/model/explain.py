@@ -49,14 +49,15 @@ _HINTS: tuple[tuple[str, str, str], ...] = (
     (
         "InvalidRngError",
         "",
-        'The module draws random numbers. Switch it to evaluation (e.g. static={"deterministic": True}), or take '
-        "seed: uint32[batch] and make a key of it.",
+        'The module draws random numbers. Switch it to evaluation: static={"deterministic": True} where its call takes '
+        "that, Net(deterministic=True) where the module does. Or take seed: uint32[batch] and make a key of it.",
     ),
     (
         "ModifyScopeVariableError",
         "",
-        "The module updates a variable, as train-mode BatchNorm does. Switch it to evaluation "
-        '(static={"use_running_average": True} or {"train": False}).',
+        "The module updates a variable, as train-mode BatchNorm and a decoding cache do. Switch it to evaluation: "
+        'static={"use_running_average": True} or {"train": False} where its call takes that, Net(train=False) where '
+        "the module does. A cache is state: Model(..., state={...}) and a function with stateful=True.",
     ),
     (
         "ScopeParamShapeError",
@@ -112,7 +113,7 @@ def explained(function: str, sizes: Mapping[str, Any]) -> Generator[None]:
         yield
     except ServaxError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise ModelError(
             f"function {function!r} raised {type(error).__name__}" + (f" at {at}" if at else ""),

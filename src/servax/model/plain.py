@@ -9,9 +9,22 @@ from typing import Any
 import jax
 import numpy as np
 
+from servax.core.errors import ModelError
 from servax.core.trees import KeyPath, Tree
 from servax.model.adapter import NetFunction, call_signature
 from servax.model.layout import Layout, abstract_leaf
+
+
+def _odd_container(node: Any, path: str) -> str | None:
+    """The path of the first container that is no dictionary with text keys; None where there is none."""
+    if isinstance(node, Mapping):
+        items: Mapping[Any, Any] = node
+        if any(not isinstance(key, str) for key in items):
+            return path
+        found = (_odd_container(value, f"{path}[{key!r}]") for key, value in items.items())
+        return next((each for each in found if each is not None), None)
+    is_leaf = hasattr(node, "dtype") or isinstance(node, (bool, int, float, complex))
+    return None if is_leaf and path != "params" else path
 
 
 class PlainAdapter:
@@ -42,6 +55,14 @@ class PlainAdapter:
         return function(net, *arguments, **inputs)
 
     def canonical(self, live: Any) -> dict[str, Any]:
+        if self._layout is None and (odd := _odd_container(live, "params")) is not None:
+            raise ModelError(
+                f"{self.name} would get its parameters as nested dictionaries, which these are not",
+                where=odd,
+                seen=type(live).__name__ if odd == "params" else "another container there",
+                expected="nested dictionaries with text as keys",
+                remedy="show their structure: Model(..., params=PARAMS), an example, its shapes, or a factory",
+            )
         layout = Layout.of(live)
         return layout.nested(layout.take(live))
 
