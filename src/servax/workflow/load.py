@@ -16,8 +16,10 @@ from servax.core import trees
 from servax.core.device import Device
 from servax.core.errors import ArtifactUnavailable, BundleError, UsageError
 from servax.core.events import Notice, emit
+from servax.core.events import step as named_step
 from servax.core.tensors import TensorSpec
 from servax.model.digest import source_digest
+from servax.model.function import Function
 from servax.model.model import Model
 from servax.model.processors import Text
 from servax.model.reference import load_model as find_model
@@ -33,6 +35,7 @@ from servax.targets.manifest import Manifest
 from servax.targets.target import LoadedProgram, ProgramTable
 from servax.workflow.device import pick_device
 from servax.workflow.parameters import abstract_params, lifted_values, restore_as, restore_bundle
+from servax.workflow.probe import probe
 from servax.workflow.source import CheckpointChoice, Source, abstract, prepare
 
 PLATFORM_NAMES = {"jit": "jax_jit", "aot": "jax_executable", "export": "jax_stablehlo"}
@@ -282,6 +285,14 @@ def _serve_source(source: Source, options: LoadOptions, device: Device) -> Local
 
     with _cached(options, device):
         programs = _load_all(list(source.grid), load, "compile")
+        with named_step("probe"):
+            for name, function in source.functions.items():
+                of_function = {bucket: program for (each, bucket), program in programs.items() if each == name}
+
+                def compile_at(bucket: Bucket, function: Function = function) -> LoadedProgram:
+                    return jit.load(function, bucket, source.params, device)
+
+                probe(function, of_function, compile_at, tuple(params.values()), device)
     states = [function.state for function in source.functions.values() if function.state is not None]
     return LocalServable(
         options.name or source.model.name,
