@@ -70,7 +70,7 @@ def test_no_size_beyond_the_largest_bucket_and_few_of_them():
     assert outputs(call, params=params) == {"output": "float32[batch, length, 4]"}
     assert max(length for _, length in seen) == 32
     assert max(batch for batch, _ in seen) == 8
-    assert len(seen) <= 4
+    assert len(seen) == 5  # the largest, each dimension smaller, all at once, and length 1 (batch 1 was seen)
 
 
 def test_a_function_without_named_dimensions():
@@ -164,3 +164,26 @@ def test_nothing_is_computed():
         "output": "float32[batch, 524288]"
     }
     assert {id(array) for array in jax.live_arrays()} <= before
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda params, x: x[:, :4], lambda params, x: jnp.pad(x, ((0, 0), (0, max(0, 4 - x.shape[1]))))],
+    ids=["cut to four", "filled up to four"],
+)
+def test_a_size_that_only_small_requests_show_is_refused(function):
+    """With buckets 8 and 16 both look like a fixed or an equal size; at 1 they do not."""
+    model = Model(function, inputs={"x": "float32[batch, length]"}, params={}, name="small")
+    sizes = [{"batch": 1, "length": 8}, {"batch": 4, "length": 16}]
+    with pytest.raises(ModelError, match="axis 1"):
+        infer_outputs(model.functions["predict"], {}, None, sizes)
+
+
+def test_a_valid_convolution_has_no_output_below_its_reach():
+    def convolve(params, x):
+        return jax.vmap(lambda row: jnp.convolve(row, jnp.ones(3), mode="valid"))(x)
+
+    model = Model(convolve, inputs={"x": "float32[batch, length]"}, params={}, name="conv")
+    sizes = [{"batch": 1, "length": 8}, {"batch": 4, "length": 16}]
+    function = infer_outputs(model.functions["predict"], {}, None, sizes)
+    assert function.signature.outputs[0].shape == ("batch", "length-2")

@@ -8,6 +8,7 @@ other (position tables limit the length).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,8 +126,8 @@ def _vary(dim: str, listed: Sequence[int], base: _Seen, evaluate: Any, function:
 
 
 def _confirm(base: _Seen, varied: Mapping[str, _Seen], evaluate: Any) -> list[_Seen]:
-    """Outputs with every dimension changed at once, to a size that no evaluation had before; none where that raises:
-    a function may demand, say, multiples of eight, as all of its buckets are.
+    """Outputs with every dimension changed at once, to a size that no evaluation had before, and with each at 1; none
+    where that raises: a function may demand, say, multiples of eight, as all of its buckets are.
     """
     if not varied:
         return []
@@ -137,10 +138,13 @@ def _confirm(base: _Seen, varied: Mapping[str, _Seen], evaluate: Any) -> list[_S
     }
     if fresh == dict(base.sizes):
         return []
-    try:
-        return [evaluate(fresh)]
-    except ModelError:
-        return []
+    # Requests may be as small as 1, where a slice or a minimum size shows that larger sizes hide.
+    small = [{**base.sizes, dim: 1} for dim in varied if base.sizes[dim] > 1 and 1 not in used[dim]]
+    found: list[_Seen] = []
+    for sizes in (fresh, *small):
+        with contextlib.suppress(ModelError):
+            found.append(evaluate(sizes))
+    return found
 
 
 def _explain(
@@ -163,7 +167,7 @@ def _explain(
         shape: list[Dim] = []
         for axis in range(len(base.outputs[name].shape)):
             dim = _dim(name, axis, base, varied)
-            if dim is None or any(evaluate_dim(dim, s.sizes) != s.outputs[name].shape[axis] for s in everything):
+            if dim is None or any(_disagrees(dim, seen, name, axis) for seen in everything):
                 first: dict[int, str] = {}
                 for seen in everything:
                     first.setdefault(seen.outputs[name].shape[axis], _at(seen))
@@ -173,6 +177,12 @@ def _explain(
                 shape.append(dim)
         specs.append(TensorSpec(name, base.outputs[name].dtype.name, tuple(shape)))
     return specs, faults
+
+
+def _disagrees(dim: Dim, seen: _Seen, name: str, axis: int) -> bool:
+    size = evaluate_dim(dim, seen.sizes)
+    # Below the reach of a convolution there is no output, and the rule goes on to negative sizes.
+    return size > 0 and size != seen.outputs[name].shape[axis]
 
 
 def _dim(name: str, axis: int, base: _Seen, varied: Mapping[str, _Seen]) -> Dim | None:
