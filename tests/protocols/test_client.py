@@ -2,6 +2,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import httpx2
@@ -11,6 +12,7 @@ import pytest
 import serving_toys as toys
 from servax.core.errors import (
     DeadlineExceeded,
+    ExecutionError,
     InvalidInput,
     NotFound,
     NotReady,
@@ -66,7 +68,7 @@ def test_functions_are_attributes_and_calls_may_be_awaited(remote):
     for _ in range(2):
         answer = asyncio.run(remote.predict_async(x=[[1.0]]))
         assert answer["y"].tolist() == [[3.0]]
-    with pytest.raises(AttributeError, match="no attribute 'embed'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'embed'.*there are: count, predict, total"):
         remote.embed(x=[[1]])
 
 
@@ -101,6 +103,61 @@ def test_stages_stay_where_they_are(remote):
     with pytest.raises(UsageError, match="no stages to show") as caught:
         _ = remote.stages
     assert "servax inspect" in caught.value.remedy
+
+
+def test_swaps_and_applications_are_the_server_s(remote, server):
+    with pytest.raises(UsageError, match="cannot swap") as caught:
+        remote.swap("runs/net", step="latest")
+    assert caught.value.where == server.url
+    assert "servax serve BUNDLE --checkpoint runs/net" in caught.value.remedy
+    with pytest.raises(UsageError, match="has no application") as caught:
+        _ = remote.app
+    assert caught.value.where == server.url
+    assert "load the bundle in this process" in caught.value.remedy
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Every AsyncClient that is made."""
+    made, real = [], httpx2.AsyncClient
+    monkeypatch.setattr(httpx2, "AsyncClient", lambda **options: (made.append(real(**options)), made[-1])[1])
+    return made
+
+
+def test_closing_closes_the_connections_of_the_running_loop(server, opened):
+    async def scene() -> None:
+        with connect(server.url) as remote:
+            await remote.predict_async(x=[[1.0]])
+            assert not opened[0].is_closed
+        while not opened[0].is_closed:
+            await asyncio.sleep(0)
+        with pytest.raises(NotReady, match="was closed"):
+            await remote.predict_async(x=[[1.0]])
+
+    asyncio.run(scene())
+    assert len(opened) == 1
+
+
+def test_closing_closes_the_connections_of_other_loops(server, opened):
+    remote = connect(server.url)
+    idle, busy = asyncio.new_event_loop(), asyncio.new_event_loop()
+    thread = threading.Thread(target=busy.run_forever)
+    thread.start()
+    try:
+        idle.run_until_complete(remote.predict_async(x=[[1.0]]))
+        asyncio.run_coroutine_threadsafe(remote.predict_async(x=[[1.0]]), busy).result(60)
+        asyncio.run(remote.predict_async(x=[[1.0]]))
+        remote.close()
+        assert [client.is_closed for client in opened[:2]] == [True, True]
+        with pytest.raises(NotReady, match="was closed") as caught:
+            remote.predict(x=[[1.0]])
+        assert caught.value.remedy == "connect again"
+        remote.close()
+    finally:
+        busy.call_soon_threadsafe(busy.stop)
+        thread.join()
+        busy.close()
+        idle.close()
 
 
 def test_one_of_several_models_must_be_named(local):
@@ -184,6 +241,126 @@ def test_servers_of_others_are_understood(monkeypatch):
     with connect("http://host/v2/models/theirs") as remote:
         assert remote.signatures["predict"].input("IN").text() == "float32[batch, 2]"
         assert remote.predict(IN=[[1, 2], [3, 4]])["OUT"].tolist() == [4, 6]
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """Lets every server answer as told."""
+    real = httpx2.Client
+
+    def told(answer):
+        transport = httpx2.MockTransport(answer)
+        monkeypatch.setattr(httpx2, "Client", lambda **options: real(transport=transport, **options))
+
+    return told
+
+
+NOT_OURS = [
+    "<!doctype html><title>A router</title>",
+    "null",
+    '[{"x": 1}]',
+    "{}",
+    "[]",
+    "",
+    "[" * 100_000,
+    '{"name": 1}',
+    '{"name": "toy", "inputs": [{"name": "x"}]}',
+    '{"name": "toy", "functions": {"predict": {}}}',
+]
+
+
+@pytest.mark.parametrize("text", NOT_OURS)
+def test_whatever_is_no_server_of_the_protocol_is_named(answering, text):
+    answering(lambda request: httpx2.Response(200, text=text))
+    with pytest.raises(UsageError, match="not a server of the Open Inference Protocol") as caught:
+        connect("http://host", model="toy")
+    assert caught.value.where == "http://host/v2/models/toy"
+    assert text[:20] in caught.value.seen if text else caught.value.seen == "an empty answer"
+    if text != "[]":  # which is an index without models
+        with pytest.raises(UsageError, match="not a server of the Open Inference Protocol") as caught:
+            connect("http://host")
+        assert caught.value.where == "http://host/v2/repository/index"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "part"),
+    [
+        ("<html>", UsageError, "not a server"),
+        ("{}", UsageError, "not a server"),
+        ('{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1]}]}', ExecutionError, "answer cannot be read"),
+        ('{"outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [1]}]}', ExecutionError, "wrong number"),
+    ],
+)
+def test_answers_that_cannot_be_read_are_errors_of_the_server(answering, text, kind, part):
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/infer"):
+            return httpx2.Response(200, text=text)
+        if request.url.path.endswith("/ready"):
+            return httpx2.Response(200)
+        return httpx2.Response(200, json={"name": "toy", "inputs": [], "outputs": []})
+
+    answering(answer)
+    with connect("http://host", model="toy") as remote:
+        assert remote.ready  # by the HTTP status alone
+        with pytest.raises(kind, match=part):
+            remote.predict()
+
+
+def test_timings_of_others_are_passed_over(answering):
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        headers = {"server-timing": 'cache;desc="hit", queue;dur=2,db;dur=x'}
+        return httpx2.Response(200, json={"name": "toy", "outputs": []}, headers=headers)
+
+    answering(answer)
+    with connect("http://host", model="toy") as remote:
+        assert remote.infer(InferRequest("predict", {})).times == {"queue": 0.002}
+
+
+def test_a_redirection_names_its_location(answering):
+    answering(lambda request: httpx2.Response(302, headers={"location": "https://login/there"}))
+    with pytest.raises(UsageError, match="another address") as caught:
+        connect("http://host", model="toy")
+    assert caught.value.seen == "HTTP status 302 to https://login/there"
+
+
+def test_an_answer_compressed_wrongly_is_no_answer(answering):
+    answering(
+        lambda request: httpx2.Response(
+            200, stream=httpx2.ByteStream(b"this is not gzip at all"), headers={"content-encoding": "gzip"}
+        )
+    )
+    with pytest.raises(NotReady, match="no server answers"):
+        connect("http://host", model="toy")
+
+
+def test_an_error_page_is_repeated_in_short(answering):
+    answering(lambda request: httpx2.Response(404, text="<html>" + "x" * 100_000))
+    with pytest.raises(NotFound) as caught:
+        connect("http://host", model="toy")
+    assert len(str(caught.value)) <= 300
+
+
+def test_a_closed_connection_says_so(server):
+    remote = connect(server.url)
+    remote.close()
+    for call in (
+        lambda: remote.predict(x=[[1.0]]),
+        lambda: asyncio.run(remote.predict_async(x=[[1.0]])),
+        lambda: remote.ready,
+    ):
+        with pytest.raises(NotReady, match="was closed") as caught:
+            call()
+        assert caught.value.where == server.url
+        assert "connect again" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:99999", "http://[::1", "http://", "ftp://host", "http://\ud800", "http://:80"]
+)
+def test_what_is_no_url_is_said(url):
+    with pytest.raises(UsageError, match="not the URL of a server") as caught:
+        connect(url)
+    assert caught.value.seen == repr(url)
 
 
 def test_the_client_needs_no_jax():

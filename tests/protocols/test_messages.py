@@ -1,8 +1,11 @@
+import math
+
+import msgspec
 import pytest
 
 from servax.core import errors
 from servax.core.tensors import Signature, TensorSpec
-from servax.protocols.open_inference import messages
+from servax.protocols.open_inference import answers, messages
 
 EVERY = [
     each
@@ -44,7 +47,7 @@ def test_the_error_is_one_sentence_under_the_specification_s_key():
     ],
 )
 def test_errors_of_other_servers_are_known_by_their_status(status, kind):
-    for message in ({"error": "no"}, "no", {"error": "no", "details": {"type": "os"}}):
+    for message in ({"error": "no"}, "no", {"error": "no", "details": {"type": "os"}}, [1], None, {"details": []}):
         assert type(messages.read_error(status, message)) is kind
 
 
@@ -108,10 +111,15 @@ def test_unknown_keys_are_passed_over():
 
 def test_signatures_come_back_whole():
     signature = Signature(
-        (TensorSpec("n", "int32", ("batch",)), TensorSpec("x", "float32", ("batch", "length", 3), 7, 1.5)),
+        (
+            TensorSpec("n", "int32", ("batch",)),
+            TensorSpec("x", "float32", ("batch", "length", 3), 7, 1.5),
+            TensorSpec("z", "float32", ("batch",), -math.inf, math.inf),
+        ),
         (TensorSpec("y", "float32", ("batch", "2*length+1")),),
         lengths={"n": "length"},
     )
-    back, texts = messages.read_signature(messages.write_signature(signature, {"text": "x"}))
+    written = msgspec.json.encode(messages.write_signature(signature, {"text": "x"}))
+    back, texts = answers.read_signature(answers.read(answers.Function, written, "http://host"))
     assert back == signature
     assert texts == {"text": "x"}

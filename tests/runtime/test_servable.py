@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 
 import servax.runtime
@@ -11,6 +14,29 @@ def test_a_call_without_a_function_means_predict_or_the_only_one():
     assert default_function(None, {"predict": EMPTY, "embed": EMPTY}) == "predict"
     assert default_function(None, {"embed": EMPTY}) == "embed"
     assert default_function("embed", {"predict": EMPTY, "embed": EMPTY}) == "embed"
+
+
+def test_the_protocol_has_all_that_a_loaded_model_is_used_for(tmp_path):
+    """pyright itself, over the lines that the README and the design show."""
+    code = tmp_path / "use.py"
+    code.write_text(
+        "from servax.runtime import LocalServable, Servable\n"
+        "from servax.protocols import RemoteServable\n"
+        "def use(servable: Servable, local: LocalServable, remote: RemoteServable) -> None:\n"
+        "    print(servable.swap('runs/gpt', step='latest').drift['predict'])\n"
+        "    print(servable.app)\n"
+        "    print(servable.embed(tokens=[[1]])['embedding'].shape)\n"
+        "    use(local, local, remote)\n"
+        "    use(remote, local, remote)\n"
+    )
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    checked = subprocess.run(
+        [sys.executable, "-m", "pyright", "-p", str(tmp_path), "--pythonpath", sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_nested_inputs_are_joined_by_dots():

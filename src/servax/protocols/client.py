@@ -5,10 +5,10 @@ Errors of the server come back as the classes they left it as.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import functools
+import os
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,12 +17,13 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import numpy as np
 
-from servax.core.errors import DeadlineExceeded, InvalidInput, NotFound, NotReady, ServaxError, UsageError
+from servax.core.errors import DeadlineExceeded, ExecutionError, InvalidInput, NotFound, ServaxError, UsageError
 from servax.core.tensors import Signature, TensorSpec
-from servax.protocols.open_inference import messages
-from servax.protocols.open_inference.codec import DTYPES, datatype_of, decode, encode
+from servax.protocols.connection import DEFAULT_TIMEOUT, Connection
+from servax.protocols.open_inference import answers, messages
+from servax.protocols.open_inference.codec import datatype_of, decode, encode
 from servax.runtime.request import InferRequest, InferResult
-from servax.runtime.servable import Outputs, Progress, State, default_function, flat_inputs
+from servax.runtime.servable import Outputs, Progress, State, default_function, flat_inputs, no_attribute
 from servax.stages.buckets import Bucket
 from servax.stages.conversion import check_unicode
 from servax.stages.padding import check, pad
@@ -30,16 +31,7 @@ from servax.stages.padding import check, pad
 if TYPE_CHECKING:
     import httpx2
 
-DEFAULT_TIMEOUT = 60.0
-"""Seconds that an answer may take."""
-
-
-class _Answer(msgspec.Struct):
-    outputs: list[messages.InputTensor]
-    parameters: messages.Parameters | None = None
-
-
-_ANSWER = msgspec.json.Decoder(_Answer)
+    from servax.runtime.swap import SwapReport
 
 
 def connect(url: str, *, model: str | None = None, timeout: float = DEFAULT_TIMEOUT) -> RemoteServable:
@@ -52,14 +44,15 @@ def connect(url: str, *, model: str | None = None, timeout: float = DEFAULT_TIME
 
     Raises:
       NotReady: nothing answers at this URL.
-      UsageError: the URL names no model and the server does not have exactly one.
+      UsageError: the URL names no model and the server does not have exactly one, or what answers there does not
+        speak the protocol.
       NotFound: the server has no such model.
     """
     base, named = _split(url)
-    remote = _Connection(base, timeout)
+    remote = Connection(base, timeout)
     try:
         name = model or named or _only_model(remote)
-        metadata = remote.get(f"/models/{quote(name)}")
+        metadata = remote.get(f"/models/{quote(name)}", answers.Model)
     except ServaxError:
         remote.close()
         raise
@@ -72,19 +65,21 @@ class RemoteServable:
     What the server is not asked for anew: name, versions and signatures are those of the moment of `connect`.
     """
 
-    def __init__(self, connection: _Connection, metadata: messages.Message) -> None:
+    def __init__(self, connection: Connection, metadata: answers.Model) -> None:
         self._connection = connection
         self._metadata = metadata
-        self._path = f"/models/{quote(metadata['name'])}"
-        functions = metadata.get("functions") or {"predict": _described(metadata)}
-        read = {name: messages.read_signature(message) for name, message in functions.items()}
+        self._path = f"/models/{quote(metadata.name)}"
+        if metadata.functions:
+            read = {name: answers.read_signature(function) for name, function in metadata.functions.items()}
+        else:
+            read = {"predict": (answers.signature_of(metadata), dict[str, str]())}
         self._signatures = {name: signature for name, (signature, _) in read.items()}
         self._texts = {name: texts for name, (_, texts) in read.items()}
-        self._named = "functions" in metadata
+        self._named = bool(metadata.functions)
 
     @property
     def name(self) -> str:
-        return self._metadata["name"]
+        return self._metadata.name
 
     @property
     def url(self) -> str:
@@ -93,11 +88,11 @@ class RemoteServable:
 
     @property
     def version(self) -> str:
-        return (self._metadata.get("versions") or ["1"])[-1]
+        return (self._metadata.versions or ["1"])[-1]
 
     @property
     def platform(self) -> str:
-        return self._metadata.get("platform", "")
+        return self._metadata.platform
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -115,17 +110,17 @@ class RemoteServable:
     @property
     def state(self) -> State:
         """The state on the server; of a server that tells none, READY or LOADING."""
-        message = self._status()
-        return State(message.get("state", "READY" if message.get("ready") else "LOADING"))
+        status = self._status()
+        return status.state or (State.READY if status.ready else State.LOADING)
 
     @property
     def reason(self) -> str | None:
-        return self._status().get("reason")
+        return self._status().reason
 
     @property
     def progress(self) -> Progress:
-        programs = self._status().get("programs", {})
-        return Progress(tuple(programs.get("done", ())), tuple(programs.get("left", ())))
+        programs = self._status().programs
+        return Progress(programs.done, programs.left)
 
     @property
     def stages(self) -> Any:
@@ -133,6 +128,14 @@ class RemoteServable:
             "a servable behind a URL has no stages to show",
             where=self.url,
             remedy="load the bundle in this process, or run `servax inspect` on it",
+        )
+
+    @property
+    def app(self) -> Any:
+        raise UsageError(
+            "a servable behind a URL has no application: it is served already",
+            where=self.url,
+            remedy="load the bundle in this process and mount the app of that, or send requests to the URL",
         )
 
     def predict(self, function: str | None = None, /, **inputs: Any) -> Outputs:
@@ -150,8 +153,15 @@ class RemoteServable:
         body, headers = self._message(request)
         return _result(await self._connection.post_async(f"{self._path}/infer", body, headers))
 
+    def swap(self, checkpoint: str | os.PathLike[str], **options: Any) -> SwapReport:
+        raise UsageError(
+            "a servable behind a URL cannot swap: its parameters are the server's",
+            where=self.url,
+            remedy=f"start the server anew with these: servax serve BUNDLE --checkpoint {os.fspath(checkpoint)}",
+        )
+
     def close(self) -> None:
-        """Closes the connections of this object; the server goes on."""
+        """Closes the connections of this object, those of `predict_async` too; the server goes on."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -164,15 +174,16 @@ class RemoteServable:
 
     def __getattr__(self, name: str) -> Callable[..., Outputs]:
         """`servable.embed(...)` calls the function `embed`."""
-        if name in self.__dict__.get("_signatures", {}):
+        signatures = self.__dict__.get("_signatures", {})
+        if name in signatures:
             return functools.partial(self.predict, name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and the model no such function")
+        raise no_attribute(self, name, signatures)
 
     def __repr__(self) -> str:
         return f"<RemoteServable {self.name} ({', '.join(self._signatures)}) at {self.url}>"
 
-    def _status(self) -> messages.Message:
-        return self._connection.get(f"{self._path}/ready", accepted=(200, 503))
+    def _status(self) -> answers.Status:
+        return self._connection.status(f"{self._path}/ready")
 
     def _message(self, request: InferRequest) -> tuple[bytes, dict[str, str]]:
         signature = self._signatures.get(request.function)
@@ -199,98 +210,25 @@ class RemoteServable:
         return msgspec.json.encode(message), headers
 
 
-class _Connection:
-    """HTTP to one server, with its failures as errors of ours."""
-
-    def __init__(self, base: str, timeout: float) -> None:
-        import httpx2
-
-        self.base = base
-        self._timeout = timeout
-        self._client = httpx2.Client(timeout=timeout)
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient]
-        self._async = weakref.WeakKeyDictionary()
-
-    def get(self, path: str, *, accepted: tuple[int, ...] = (200,)) -> messages.Message:
-        return msgspec.json.decode(self._sent("GET", path, accepted=accepted).content)
-
-    def post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
-        return self._sent("POST", path, body, headers)
-
-    async def post_async(self, path: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
-        import httpx2
-
-        loop = asyncio.get_running_loop()
-        if loop not in self._async:  # a client's connections belong to the loop they were opened on
-            self._async[loop] = httpx2.AsyncClient(timeout=self._timeout)
-        try:
-            response = await self._async[loop].post(self._url(path), content=body, headers=headers)
-        except httpx2.TransportError as error:
-            raise self._failure(error) from error
-        return self._checked(response, (200,))
-
-    def close(self) -> None:
-        self._client.close()
-
-    def _sent(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        *,
-        accepted: tuple[int, ...] = (200,),
-    ) -> httpx2.Response:
-        import httpx2
-
-        try:
-            response = self._client.request(method, self._url(path), content=body, headers=headers)
-        except httpx2.TransportError as error:
-            raise self._failure(error) from error
-        return self._checked(response, accepted)
-
-    def _url(self, path: str) -> str:
-        return f"{self.base}/v2{path}"
-
-    def _failure(self, error: Exception) -> ServaxError:
-        import httpx2
-
-        if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
-            return DeadlineExceeded(
-                "the server did not answer in time",
-                where=self.base,
-                expected=f"an answer within {self._timeout:g} s",
-                remedy="pass a longer timeout to connect",
-            )
-        return NotReady(
-            "no server answers",
-            where=self.base,
-            seen=str(error) or type(error).__name__,
-            remedy="start one: servax serve BUNDLE",
-        )
-
-    def _checked(self, response: httpx2.Response, accepted: tuple[int, ...]) -> httpx2.Response:
-        if response.status_code in accepted:
-            return response
-        try:
-            message = msgspec.json.decode(response.content)
-        except msgspec.DecodeError:
-            message = response.text or f"HTTP status {response.status_code}"
-        raise messages.read_error(response.status_code, message)
-
-
 def _split(url: str) -> tuple[str, str | None]:
     """The server's part of a URL, and the model's name if it has one."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError("this is not the URL of a server", seen=url, expected="http://host:8000")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        url.encode()
+    except ValueError:  # brackets that do not match, a port beyond 65535, half of a surrogate pair
+        usable = False
+        parts = urlsplit("")
+    if not usable:
+        raise UsageError("this is not the URL of a server", seen=repr(url), expected="http://host:8000")
     path, named, model = parts.path.rstrip("/").partition("/v2/models/")
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v2')}", model.split("/")[0] if named else None
 
 
-def _only_model(connection: _Connection) -> str:
-    listed = msgspec.json.decode(connection.post("/repository/index", b"", {}).content)
-    names = [each["name"] for each in listed]
+def _only_model(connection: Connection) -> str:
+    path = "/repository/index"
+    listed = answers.read(list[answers.Listed], connection.post(path, b"", {}).content, f"{connection.base}/v2{path}")
+    names = [each.name for each in listed]
     if len(names) != 1:
         raise UsageError(
             "the URL does not say which model",
@@ -300,24 +238,6 @@ def _only_model(connection: _Connection) -> str:
             remedy=f"name one: {connection.base}/v2/models/{names[0] if names else 'NAME'}",
         )
     return names[0]
-
-
-def _described(metadata: messages.Message) -> messages.Message:
-    """A signature from the metadata of a server that is not ours: the first unknown size is taken for the batch."""
-    batch = any(-1 in tensor["shape"][:1] for tensor in metadata.get("inputs", ()))
-
-    def spec(tensor: messages.Message) -> messages.Message:
-        shape = [
-            size if size >= 0 else ("batch" if axis == 0 and batch else f"{tensor['name']}{axis}")
-            for axis, size in enumerate(tensor["shape"])
-        ]
-        return {"name": tensor["name"], "dtype": DTYPES.get(tensor["datatype"], tensor["datatype"]), "shape": shape}
-
-    return {
-        "inputs": [spec(tensor) for tensor in metadata.get("inputs", ())],
-        "outputs": [spec(tensor) for tensor in metadata.get("outputs", ())],
-        "batch": "batch" if batch else None,
-    }
 
 
 def _complete(
@@ -351,17 +271,27 @@ def _texts(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _result(response: httpx2.Response) -> InferResult:
-    answer = _ANSWER.decode(response.content)
-    tensors = {
-        each.name: decode(each.name, each.datatype, each.shape, memoryview(each.data)) for each in answer.outputs
-    }
+    answer = answers.read(answers.Inference, response.content, str(response.url))
+    try:
+        tensors = {
+            each.name: decode(each.name, each.datatype, each.shape, memoryview(each.data)) for each in answer.outputs
+        }
+    except InvalidInput as error:  # the input of this side: nothing that the caller sent
+        raise ExecutionError(
+            f"the server's answer cannot be read: {error.what}",
+            where=error.where,
+            seen=error.seen,
+            expected=error.expected,
+        ) from None
     bucket = str((answer.parameters or {}).get("bucket", ""))
     return InferResult(tensors, bucket, _times(response.headers.get("server-timing", "")))
 
 
 def _times(header: str) -> dict[str, float]:
+    """Seconds by step; what other servers write beside them (`db;desc="x"`) is passed over."""
     times: dict[str, float] = {}
-    for part in filter(None, header.split(", ")):
-        step, _, duration = part.partition(";dur=")
-        times[step] = float(duration) / 1e3
+    for part in header.split(","):
+        step, _, duration = part.strip().partition(";dur=")
+        with contextlib.suppress(ValueError):
+            times[step] = float(duration) / 1e3
     return times

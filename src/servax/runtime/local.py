@@ -25,7 +25,15 @@ from servax.runtime.pending import PendingRequest
 from servax.runtime.processors import Processing
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.runner import Runner, ServedFunction
-from servax.runtime.servable import Outputs, Progress, Servable, State, default_function, flat_inputs
+from servax.runtime.servable import (
+    Outputs,
+    Progress,
+    Servable,
+    State,
+    default_function,
+    flat_inputs,
+    no_attribute,
+)
 from servax.runtime.stages_table import StagesTable
 from servax.runtime.swap import SwapReport, drift, require_finite
 from servax.runtime.warmup import Key, label, require_all, warm_up
@@ -286,9 +294,10 @@ class LocalServable:
 
     def __getattr__(self, name: str) -> Callable[..., Outputs]:
         """`servable.embed(...)` calls the function `embed`."""
-        if name in self.__dict__.get("_functions", {}):
+        functions = self.__dict__.get("_functions", {})
+        if name in functions:
             return functools.partial(self.predict, name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and the model no such function")
+        raise no_attribute(self, name, functions)
 
     def __repr__(self) -> str:
         functions = ", ".join(self._functions)

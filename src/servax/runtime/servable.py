@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from servax.core.tensors import Signature
 from servax.runtime.request import InferRequest, InferResult
+
+if TYPE_CHECKING:
+    from servax.runtime.swap import SwapReport
 
 Outputs = Mapping[str, np.ndarray[Any, Any]]
 """Arrays by output name, cut to the request's own sizes; they belong to the caller."""
@@ -73,6 +77,10 @@ class Servable(Protocol):
     def progress(self) -> Progress: ...
     @property
     def stages(self) -> Any: ...
+    @property
+    def app(self) -> Any:
+        """An ASGI application that serves this alone; UsageError where there is none to have."""
+        ...
 
     def predict(self, function: str | None = None, /, **inputs: Any) -> Outputs:
         """Calls a function: `predict`, or the only one, unless named."""
@@ -90,8 +98,16 @@ class Servable(Protocol):
         """As `infer`; cancelling it takes the request out of the queue."""
         ...
 
+    def swap(self, checkpoint: str | os.PathLike[str], **options: Any) -> SwapReport:
+        """Takes the parameters of another checkpoint, with no compilation; UsageError where that is not possible."""
+        ...
+
     def close(self) -> None:
         """Lets requests in flight finish, refuses new ones, and frees what it holds."""
+        ...
+
+    def __getattr__(self, name: str) -> Callable[..., Outputs]:
+        """`servable.embed(...)` calls the function `embed`."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -105,6 +121,16 @@ def default_function(name: str | None, signatures: Mapping[str, Signature]) -> s
     if name is not None:
         return name
     return next(iter(signatures)) if len(signatures) == 1 else "predict"
+
+
+def no_attribute(servable: object, name: str, functions: Iterable[str]) -> AttributeError:
+    """The error for an attribute that is neither the servable's nor a function of its model."""
+    return AttributeError(
+        f"{type(servable).__name__} has no attribute {name!r}, and its model no such function; "
+        f"there are: {', '.join(sorted(functions))}",
+        name=name,
+        obj=servable,
+    )
 
 
 def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:

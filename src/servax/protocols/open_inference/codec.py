@@ -31,7 +31,9 @@ DATATYPES = {
 DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
 _NOT_IN_JSON = {"FP16", "BF16"}
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON has no form for, by the strings they travel as."""
+
 _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
     "b": msgspec.json.Decoder(list[bool]),
     "i": msgspec.json.Decoder(list[int]),
@@ -109,10 +111,17 @@ def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
     require_json(name, datatype_of_array(array))
     values: list[Any] = array.ravel().tolist()
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return [value if math.isfinite(value) else _text(value) for value in values]
+        return [jsonable(value) for value in values]
     if array.dtype.kind in "OUS":
         return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
     return values
+
+
+def jsonable(value: float) -> float | str:
+    """A number as JSON takes it: NaN and infinities as strings."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def require_json(name: str, datatype: str) -> None:
@@ -210,8 +219,8 @@ def _flattened(name: str, value: Any, shape: Sequence[int]) -> list[Any]:
 
 
 def _value(name: str, item: Any, kind: str, datatype: str) -> Any:
-    if kind == "f" and isinstance(item, str) and item in _NON_FINITE:
-        return _NON_FINITE[item]
+    if kind == "f" and isinstance(item, str) and item in NON_FINITE:
+        return NON_FINITE[item]
     if isinstance(item, _TYPES[kind]) and (kind == "b" or not isinstance(item, bool)):
         return item
     raise InvalidInput(
@@ -251,7 +260,3 @@ def _out_of_range(values: list[Any], dtype: np.dtype) -> Any:
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     low, high = int(limits.min), int(limits.max)  # exact: the largest float is a whole number
     return next(value for value in values if (value < low or value > high) and abs(value) != math.inf)
-
-
-def _text(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

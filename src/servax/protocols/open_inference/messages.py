@@ -15,7 +15,7 @@ from servax.core import errors
 from servax.core.errors import ExecutionError, InvalidInput, RequestError, ServaxError, ServiceError
 from servax.core.tensors import Signature, TensorSpec
 from servax.protocols.dataplane import DataPlane, ModelMetadata, ModelStatus
-from servax.protocols.open_inference.codec import datatype_of, short
+from servax.protocols.open_inference.codec import datatype_of, jsonable, short
 from servax.runtime.servable import State
 
 Message = dict[str, Any]
@@ -114,21 +114,6 @@ def write_signature(signature: Signature, texts: Mapping[str, str]) -> Message:
     }
 
 
-def read_signature(message: Message) -> tuple[Signature, dict[str, str]]:
-    """The signature and the text tensors that `write_signature` wrote."""
-
-    def specs(records: list[Message]) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(each["name"], each["dtype"], tuple(each["shape"]), each.get("pad", 0), each.get("default"))
-            for each in records
-        )
-
-    signature = Signature(
-        specs(message["inputs"]), specs(message["outputs"]), message.get("batch"), message.get("lengths", {})
-    )
-    return signature, message.get("texts", {})
-
-
 def model_ready(status: ModelStatus) -> Message:
     """`GET /v2/models/{m}/ready`."""
     ready = status.state is State.READY
@@ -178,12 +163,13 @@ def status_of(error: ServaxError) -> int:
 
 def read_error(status: int, message: Any) -> ServaxError:
     """The error that a server answered with: of its own class where the server is ours, else the status' class."""
-    details: Message = message.get("details", {}) if isinstance(message, dict) else {}
+    fields: Message = message if isinstance(message, dict) else {}
+    details: Message = fields["details"] if isinstance(fields.get("details"), dict) else {}
     kind = getattr(errors, str(details.get("type", "")), None)
     if isinstance(kind, type) and issubclass(kind, ServaxError):
-        parts = {part: details.get(part) for part in _PARTS}
+        parts = {part: text for part in _PARTS if isinstance(text := details.get(part), str)}
         return kind(str(details.get("what", "")), **parts)
-    text = str(message.get("error", message)) if isinstance(message, dict) else str(message)
+    text = short(str(fields.get("error", message)), 300)
     kinds = (errors.NotFound, errors.TooLarge, errors.DeadlineExceeded, errors.NotReady)
     for each in kinds:
         if each.status == status:
@@ -202,9 +188,9 @@ def _tensor(spec: TensorSpec) -> Message:
 def _spec(spec: TensorSpec) -> Message:
     record: Message = {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
     if spec.pad != 0:
-        record["pad"] = spec.pad
+        record["pad"] = jsonable(spec.pad)
     if spec.default is not None:
-        record["default"] = spec.default
+        record["default"] = jsonable(spec.default)
     return record
 
 
