@@ -11,6 +11,8 @@ from starlette.routing import Mount
 
 import serving_toys as toys
 from servax.core.tensors import Signature, TensorSpec
+from servax.protocols.dataplane import DataPlane
+from servax.protocols.open_inference.rest import OpenInference
 from servax.runtime.runner import ServedFunction
 from servax.server.app import create_app
 from servax.server.background import serve
@@ -228,6 +230,54 @@ def test_a_client_that_goes_takes_its_request_along():
         asyncio.run(asyncio.wait_for(scene(int(server.url.rsplit(":", 1)[1])), 60))
         servable.predict(x=[[3.0]])
     assert ran == [1.0, 3.0]
+
+
+async def half_sent(port: int):
+    """A connection that has sent half of a body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v2/models/toy/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" + b"{" * 50)
+    await writer.drain()
+    return reader, writer
+
+
+def test_an_upload_that_is_not_complete_is_refused_once_its_model_drains():
+    async def scene(port: int, servable) -> bytes:
+        reader, writer = await half_sent(port)
+        assert await asyncio.to_thread(servable.drain, None) == 0
+        answer = await reader.read()  # to the end: the server closes the connection
+        writer.close()
+        return answer
+
+    with toys.toy().warm() as servable, serve(servable, port=0) as server:
+        answer = asyncio.run(asyncio.wait_for(scene(int(server.url.rsplit(":", 1)[1]), servable), 60))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"connection: close" in head
+    details = json.loads(body)["details"]
+    assert (details["type"], details["remedy"]) == ("NotReady", "send the request to another server")
+
+
+def test_a_body_that_does_not_arrive_in_time_is_refused(servable):
+    app = OpenInference(DataPlane([servable]), version="1", body_timeout=0.05)
+    sent = []
+
+    async def receive():
+        if received:
+            await asyncio.Event().wait()
+        received.append(1)
+        return {"type": "http.request", "body": b"{", "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    received: list[int] = []
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/toy/infer", "headers": []}
+    asyncio.run(asyncio.wait_for(app.handle("/models/toy/infer", scope, receive, send), 60))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+    details = json.loads(sent[1]["body"])["details"]
+    assert details["type"] == "InvalidInput"
+    assert details["expected"] == "the whole body within 0.05 s"
 
 
 def test_half_precision_outputs_are_refused_before_anything_runs():

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from servax.core.errors import ExecutionError, InvalidInput, NotFound, ServaxError, TooLarge
+from servax.core.errors import ExecutionError, InvalidInput, NotFound, NotReady, ServaxError, TooLarge
 from servax.core.events import Notice, emit
 from servax.core.tensors import Signature
 from servax.protocols.dataplane import DataPlane
@@ -31,6 +31,7 @@ from servax.protocols.open_inference.codec import (
     short,
 )
 from servax.runtime.request import InferRequest, InferResult, new_id
+from servax.runtime.servable import State
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,6 +40,12 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 DEFAULT_MAX_BODY = 64 * 1024 * 1024
 """Largest request body, in bytes."""
+
+DEFAULT_BODY_TIMEOUT = 30.0
+"""Seconds in which a request's body must arrive."""
+
+_GLANCE = 0.1
+"""Seconds between two looks at whether a model drains while a body still arrives."""
 
 _INFER = re.compile(r"^/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer$")
 _JSON = (b"content-type", b"application/json")
@@ -51,12 +58,21 @@ class OpenInference:
       plane: where the models are.
       version: of the server, for its metadata.
       max_body: largest request body, in bytes.
+      body_timeout: seconds in which a request's body must arrive.
     """
 
-    def __init__(self, plane: DataPlane, *, version: str, max_body: int = DEFAULT_MAX_BODY) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        *,
+        version: str,
+        max_body: int = DEFAULT_MAX_BODY,
+        body_timeout: float = DEFAULT_BODY_TIMEOUT,
+    ) -> None:
         self._plane = plane
         self._version = version
         self._max_body = max_body
+        self._body_timeout = body_timeout
         model = "/models/{model}"
         self._rest = Starlette(
             routes=[
@@ -86,6 +102,8 @@ class OpenInference:
             headers, message = await self._infer(match["model"], match["version"], scope, receive)
         except _Disconnected:
             return
+        except _Unfinished as unfinished:
+            await _respond(send, unfinished.status, messages.write_error(unfinished.error), unfinished.headers)
         except ServaxError as error:
             retry = [(b"retry-after", b"1")] if messages.status_of(error) == 503 else []
             await _respond(send, messages.status_of(error), messages.write_error(error), retry)
@@ -100,7 +118,7 @@ class OpenInference:
     ) -> tuple[Headers, messages.Message]:
         headers = dict(scope["headers"])
         deadline = _deadline(headers)
-        body = messages.read_body(await _read(receive, headers, self._max_body))
+        body = messages.read_body(await self._body(model, receive, headers))
         function = (body.parameters or {}).get("function")
         if function is not None and not isinstance(function, str):
             raise InvalidInput(
@@ -125,6 +143,23 @@ class OpenInference:
         timing = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items())
         return [(b"server-timing", timing.encode())], message
 
+    async def _body(self, model: str, receive: Receive, headers: dict[bytes, bytes]) -> bytes | bytearray:
+        """The body, unless it takes too long, or the model drains before it is there."""
+        reading = asyncio.ensure_future(_read(receive, headers, self._max_body))
+        ends = time.monotonic() + self._body_timeout
+        try:
+            while not (await asyncio.wait((reading,), timeout=min(_GLANCE, self._body_timeout)))[0]:
+                if self._drains(model):
+                    raise _Unfinished.drained(model)
+                if time.monotonic() >= ends:
+                    raise _Unfinished.late(self._body_timeout)
+            return reading.result()
+        finally:
+            reading.cancel()
+
+    def _drains(self, model: str) -> bool:
+        return model in self._plane and self._plane.get(model).state in (State.DRAINING, State.UNLOADED)
+
     async def _server(self, request: Request) -> Response:
         return _json(messages.server_metadata(self._version))
 
@@ -148,6 +183,33 @@ class OpenInference:
 
 class _Disconnected(Exception):
     """The client went away."""
+
+
+class _Unfinished(Exception):
+    """A body that is not waited for any longer; what comes of it later is not read, so its connection closes."""
+
+    def __init__(self, status: int, error: ServaxError, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+        self.headers = ((b"connection", b"close"), *headers)
+
+    @classmethod
+    def late(cls, limit: float) -> _Unfinished:
+        error = InvalidInput(
+            "the request body did not arrive in time",
+            seen="a body that is not complete",
+            expected=f"the whole body within {limit:g} s",
+            remedy="send it faster, or less at once",
+        )
+        return cls(408, error)
+
+    @classmethod
+    def drained(cls, model: str) -> _Unfinished:
+        error = NotReady(
+            f"{model} stops, and the request body is not complete", remedy="send the request to another server"
+        )
+        return cls(503, error, (b"retry-after", b"1"))
 
 
 def _named(request: Request) -> tuple[str, str | None]:
