@@ -10,9 +10,13 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import serving_toys as toys
+from servax.core.errors import InvalidInput
 from servax.core.tensors import Signature, TensorSpec
+from servax.protocols.client import connect
 from servax.protocols.dataplane import DataPlane
-from servax.protocols.open_inference.rest import OpenInference
+from servax.protocols.open_inference.messages import InferBody
+from servax.protocols.open_inference.rest import OpenInference, chosen_outputs
+from servax.runtime.request import InferRequest
 from servax.runtime.runner import ServedFunction
 from servax.server.app import create_app
 from servax.server.background import serve
@@ -300,10 +304,31 @@ def test_half_precision_outputs_are_refused_before_anything_runs():
     ):
         warmed = len(ran)
         refused = infer(http, tensor([1, 2], [2]), path="/v2/models/half/infer")
-        assert (refused.status_code, "BF16" in refused.json()["error"]) == (400, True)
+        details = refused.json()["details"]
+        assert (refused.status_code, details["where"], details["seen"]) == (400, "half", "BF16")
+        assert details["expected"] == "outputs among whole"
+        assert '"outputs": [{"name": "whole"}]' in details["remedy"]
         assert len(ran) == warmed
         chosen = infer(http, tensor([1, 2], [2]), path="/v2/models/half/infer", outputs=[{"name": "whole"}])
         assert chosen.json()["outputs"][0]["data"] == [1.0, 2.0]
+        with connect(server.url) as remote:
+            request = InferRequest("cast", {"x": [1, 2]})
+            for names in (["whole"], "whole"):
+                assert {
+                    name: array.tolist() for name, array in remote.infer(request, outputs=names).tensors.items()
+                } == {"whole": [1.0, 2.0]}
+            assert list(asyncio.run(remote.infer_async(request, outputs=["whole"])).tensors) == ["whole"]
+            with pytest.raises(InvalidInput, match="does not carry in JSON") as caught:
+                remote.predict(x=[1, 2])
+            assert "infer(request, outputs=['whole'])" in caught.value.remedy
+
+
+def test_outputs_none_of_which_travel_say_what_to_do():
+    outputs = (TensorSpec("a", "complex64", (2,)), TensorSpec("b", "bfloat16", (2,)))
+    with pytest.raises(InvalidInput) as caught:
+        chosen_outputs(InferBody([]), Signature((), outputs))
+    assert (caught.value.where, caught.value.seen) == ("a, b", "complex64, BF16")
+    assert "cast them inside the function" in caught.value.remedy
 
 
 def test_non_finite_outputs_are_valid_json(http):

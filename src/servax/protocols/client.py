@@ -9,7 +9,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
@@ -145,12 +145,14 @@ class RemoteServable:
         request = InferRequest(default_function(function, self._signatures), flat_inputs(inputs))
         return (await self.infer_async(request)).tensors
 
-    def infer(self, request: InferRequest) -> InferResult:
-        body, headers = self._message(request)
+    def infer(self, request: InferRequest, *, outputs: Sequence[str] | None = None) -> InferResult:
+        """Answers one request; of all outputs, or of those named: others need not have a form in JSON."""
+        body, headers = self._message(request, outputs)
         return _result(self._connection.post(f"{self._path}/infer", body, headers))
 
-    async def infer_async(self, request: InferRequest) -> InferResult:
-        body, headers = self._message(request)
+    async def infer_async(self, request: InferRequest, *, outputs: Sequence[str] | None = None) -> InferResult:
+        """As `infer`."""
+        body, headers = self._message(request, outputs)
         return _result(await self._connection.post_async(f"{self._path}/infer", body, headers))
 
     def swap(self, checkpoint: str | os.PathLike[str], **options: Any) -> SwapReport:
@@ -185,7 +187,7 @@ class RemoteServable:
     def _status(self) -> answers.Status:
         return self._connection.status(f"{self._path}/ready")
 
-    def _message(self, request: InferRequest) -> tuple[bytes, dict[str, str]]:
+    def _message(self, request: InferRequest, outputs: Sequence[str] | None) -> tuple[bytes, dict[str, str]]:
         signature = self._signatures.get(request.function)
         if signature is None:
             raise NotFound(
@@ -199,6 +201,8 @@ class RemoteServable:
                 for name, (datatype, array) in tensors.items()
             ],
         }
+        if outputs is not None:
+            message["outputs"] = [{"name": name} for name in ([outputs] if isinstance(outputs, str) else outputs)]
         if self._named:
             message["parameters"] = {"function": request.function}
         headers = {"content-type": "application/json"}

@@ -124,6 +124,11 @@ def jsonable(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+def travels(datatype: str) -> bool:
+    """Whether a datatype has a form in the protocol's JSON."""
+    return datatype in DTYPES and datatype not in _NOT_IN_JSON
+
+
 def require_json(name: str, datatype: str) -> None:
     """Raises InvalidInput where a datatype does not travel in JSON, saying what to do."""
     if datatype in _NOT_IN_JSON:

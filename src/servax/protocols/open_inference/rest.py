@@ -27,8 +27,8 @@ from servax.protocols.open_inference.codec import (
     datatype_of_array,
     decode,
     encode,
-    require_json,
     short,
+    travels,
 )
 from servax.runtime.request import InferRequest, InferResult, new_id
 from servax.runtime.servable import State
@@ -128,7 +128,7 @@ class OpenInference:
                 expected="a string",
             )
         name, signature = self._plane.signature(model, version, function)
-        outputs = _outputs(body, signature)
+        outputs = chosen_outputs(body, signature)
         tensors = _tensors(body, {spec.name for spec in signature.inputs})
         request = InferRequest(name, tensors, body.id or new_id(), deadline, owned=True)
         result = await _unless_gone(self._plane.infer(model, version, request), receive)
@@ -233,7 +233,7 @@ def _tensors(body: messages.InferBody, known: Container[str]) -> dict[str, Any]:
     return tensors
 
 
-def _outputs(body: messages.InferBody, signature: Signature) -> list[str]:
+def chosen_outputs(body: messages.InferBody, signature: Signature) -> list[str]:
     """Names of the outputs to send, checked before anything runs."""
     specs = {spec.name: spec for spec in signature.outputs}
     names = list(specs) if body.outputs is None else [output.name for output in body.outputs]
@@ -241,8 +241,18 @@ def _outputs(body: messages.InferBody, signature: Signature) -> list[str]:
         raise InvalidInput(
             "there are no such outputs", where="outputs", seen=", ".join(map(short, unknown)), expected=", ".join(specs)
         )
-    for name in names:
-        require_json(name, datatype_of(specs[name].dtype))
+    if stuck := [name for name in names if not travels(datatype_of(specs[name].dtype))]:
+        others = [name for name, spec in specs.items() if travels(datatype_of(spec.dtype))]
+        choice = ", ".join(f'{{"name": "{name}"}}' for name in others)
+        raise InvalidInput(
+            "outputs have a datatype that the Open Inference Protocol does not carry in JSON",
+            where=", ".join(stuck),
+            seen=", ".join(datatype_of(specs[name].dtype) for name in stuck),
+            expected=f"outputs among {', '.join(others)}" if others else "outputs that are cast inside the function",
+            remedy=f'ask for the others: "outputs": [{choice}]; with servax.connect: infer(request, outputs={others})'
+            if others
+            else "cast them inside the function (`x.astype(jnp.float32)`; of complex numbers `x.real` and `x.imag`)",
+        )
     return names
 
 
