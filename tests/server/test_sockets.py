@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from servax.core.errors import StartupError
+from servax.core.errors import StartupError, UsageError
 from servax.server.sockets import listen, url_of
 
 
@@ -33,5 +33,13 @@ def test_a_taken_port_says_what_to_do():
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(StartupError, match="cannot be listened at"):
         listen("192.0.2.1", 0)
-    with pytest.raises(StartupError, match="cannot be listened at"):
-        listen("no such host", 0)
+    for host in ("no such host", "x" * 100, "\ud800"):
+        with pytest.raises(StartupError, match="cannot be listened at"):
+            listen(host, 0)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999, 2**70])
+def test_ports_that_do_not_exist_are_a_wrong_call(port):
+    with pytest.raises(UsageError, match="no such port") as caught:
+        listen("127.0.0.1", port)
+    assert (caught.value.seen, caught.value.expected) == (str(port), "0 to 65535")

@@ -5,21 +5,26 @@ from __future__ import annotations
 import errno
 import socket
 
-from servax.core.errors import StartupError
+from servax.core.errors import StartupError, UsageError
+
+_LAST_PORT = 65535
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens at `host` and `port`; port 0 picks a free one.
 
     Raises:
+      UsageError: there is no such port.
       StartupError: the port is taken, or the address is not one of this machine.
     """
+    if not 0 <= port <= _LAST_PORT:  # the system would take it modulo 65536
+        raise UsageError("there is no such port", where="port", seen=str(port), expected=f"0 to {_LAST_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no form as a host name
         raise StartupError("the address cannot be listened at", where=f"{host}:{port}", seen=str(error)) from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
