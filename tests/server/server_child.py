@@ -3,13 +3,15 @@
 It talks over its standard streams: a line on stdin lets go of what MODE holds.
 """
 
+import asyncio
+import gc
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import serving_toys as toys
-from servax.core.errors import BundleError
+from servax.core.errors import BundleError, UsageError
 from servax.server.process import run
 from servax.stages.buckets import Bucket
 
@@ -23,15 +25,25 @@ def wait_for_line() -> None:
     sys.stdin.readline()
 
 
+def running_loop() -> str:
+    """The library of the event loop that the process runs on."""
+    loops = (each for each in gc.get_objects() if isinstance(each, asyncio.AbstractEventLoop) and each.is_running())
+    return type(next(loops)).__module__.partition(".")[0]
+
+
 def load():
     if mode == "broken":
         raise BundleError("the bundle is damaged", where="params/0", remedy="copy it again")
+    if mode == "contradiction":
+        raise UsageError("--require aot and --no-executables contradict one another", remedy="leave one of them out")
     if mode == "bug":
         raise ZeroDivisionError("a bug")
     if mode == "loading":
         wait_for_line()
     if mode == "plain":
         return toys.toy()
+    if mode == "loop":
+        return toys.toy(running_loop())
     held = toys.Held(toys.table()[KEY])
 
     class Program:

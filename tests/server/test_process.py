@@ -193,6 +193,18 @@ def test_a_start_up_that_fails_is_printed_and_exits_three(mode, parts):
             assert part in "\n".join(server.lines)
 
 
+def test_a_contradiction_in_what_is_asked_for_exits_two():
+    with child("contradiction") as server:
+        assert server.ended() == 2
+        assert "leave one of them out" in "\n".join(server.lines)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="uvloop does not exist there")
+def test_it_runs_on_uvloop():
+    with child("loop") as server:
+        assert "models=uvloop" in server.line("event=ready")
+
+
 def test_a_taken_port_exits_three():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

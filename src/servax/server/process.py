@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from servax.core import monitoring
-from servax.core.errors import ServaxError
+from servax.core.errors import ServaxError, StartupError, UsageError
 from servax.core.events import listening
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.open_inference.rest import DEFAULT_MAX_BODY
@@ -31,7 +31,7 @@ Loader = Callable[[], LocalServable | Sequence[LocalServable]]
 DEFAULT_DRAIN_TIMEOUT = 30.0
 """Seconds that requests in flight have after the first signal."""
 
-START_FAILED = 3
+START_FAILED = StartupError.exit_code
 
 _GRACE = 10.0
 """Seconds that connections have to send answers that are there."""
@@ -48,6 +48,8 @@ def run(
 ) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code: 0, or 3 when start-up failed, which is printed.
 
+    It is 2 in place of 3 where `load` raised UsageError.
+
     The port is taken and `/v2/health/live` answers before `load` runs. After the first signal it is unready, new
     requests are refused, and those in flight have `drain_timeout` seconds; a second signal ends the process at once.
     For the main thread. When a thread is still inside XLA at the end, because `load` was interrupted or a request
@@ -63,8 +65,9 @@ def run(
     app: Any = create_app(process.plane, max_body=max_body)
     server = Server(AccessLog(app, log) if access_log else app)
     log.info("listening", url=url_of(socket))
-    with listening(EventLog(log)):
-        code = asyncio.run(process.serve(server, socket))
+    loop_factory = server.config.get_loop_factory()  # uvloop where it is installed
+    with listening(EventLog(log)), asyncio.Runner(loop_factory=loop_factory) as runner:
+        code = runner.run(process.serve(server, socket))
     if process.loading or process.left:
         # A thread inside XLA does not survive the interpreter's end: the process ends without it.
         sys.stderr.flush()
@@ -108,7 +111,7 @@ class _Process:
             await self._stopping
         if self._failure is not None:
             self._print_failure(self._failure)
-            return START_FAILED
+            return UsageError.exit_code if isinstance(self._failure, UsageError) else START_FAILED
         return 0
 
     def _loading(self) -> None:
