@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,12 +37,26 @@ def test_label_and_parse() -> None:
     assert bucket.volume() == 256
 
 
-@pytest.mark.parametrize("label", ["", "batch", "batch=", "batch=0", "batch=-1", "batch=x", "batch=1,batch=2", "=3"])
+@pytest.mark.parametrize(
+    "label",
+    ["", "batch", "batch=", "batch=0", "batch=-1", "batch=x", "batch=1,batch=2", "=3", "batch=2147483648", "batch=²"],
+)
 def test_a_label_that_cannot_be_read(label: str) -> None:
     with pytest.raises(UsageError) as caught:
         Bucket.parse(label)
     assert caught.value.seen == repr(label)
     assert "batch=8,length=32" in str(caught.value.expected)
+
+
+@pytest.mark.parametrize("label", ["batch=" + "9" * 5000, "b" * 5000, "=" * 5000, "\0" * 5000, "batch=1," * 5000])
+def test_a_label_of_thousands_of_characters_is_refused_in_short(label: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Bucket.parse(label)
+    assert len(str(caught.value)) < 400
+
+
+def test_the_largest_size_is_read() -> None:
+    assert Bucket.parse("batch=0002147483647") == Bucket.of(batch=2**31 - 1)
 
 
 def test_fits() -> None:
@@ -105,6 +120,38 @@ def test_every_option_that_cannot_be_used_is_listed() -> None:
     assert "prefill:chunk=128,512" in str(caught.value.expected)
 
 
+def test_options_too_large_or_no_text_are_listed_with_the_others() -> None:
+    options: list[Any] = ["batch=2147483648", "batch=" + "9" * 5000, 7, ["batch=1"], "x" * 5000]
+    with pytest.raises(UsageError) as caught:
+        make_grid(BOTH, options)
+    seen = str(caught.value.seen)
+    assert "'batch=2147483648' has sizes over 2147483647" in seen
+    assert "999... has sizes over 2147483647" in seen
+    assert "7 is not a text; ['batch=1'] is not a text" in seen
+    assert "xxx... is not a dimension" in seen
+    assert len(seen) < 700
+
+
+def test_a_single_text_is_one_option() -> None:
+    assert labels(make_grid({"predict": PREDICT}, "batch=4"), "predict") == ["batch=4,length=32"]
+
+
+def test_every_wrong_size_of_every_model_is_listed() -> None:
+    huge = 10**5000
+    functions = {
+        "a": function("a", "int32[batch, length]", batch=[1, 2**31], length=[0]),
+        "b": function("b", "int32[batch]", batch=[huge]),
+    }
+    with pytest.raises(UsageError) as caught:
+        make_grid(functions)
+    assert caught.value.where == (
+        "buckets of a, dimension 'batch'; buckets of a, dimension 'length'; buckets of b, dimension 'batch'"
+    )
+    assert caught.value.seen == f"2147483648, 0, an integer of {huge.bit_length()} bits"
+    assert caught.value.expected == "integers from 1 to 2147483647"
+    assert labels(make_grid(functions, ["batch=1", "length=1"]), "a") == ["batch=1,length=1"]
+
+
 @pytest.mark.parametrize("size", [0, -1, True, 1.5])
 def test_sizes_of_the_model_are_positive_integers(size: int) -> None:
     with pytest.raises(UsageError) as caught:
@@ -134,12 +181,22 @@ def test_every_fault_of_the_file_is_listed(tmp_path: Path) -> None:
     assert 'predict: {"batch": 0, "length": 2}' in seen
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000, '{"predict": ' + "9" * 5000 + "}", "\0"])
 def test_a_file_that_is_no_json_object(tmp_path: Path, content: str) -> None:
     file = tmp_path / "buckets.json"
     file.write_text(content)
     with pytest.raises(UsageError, match="bucket file"):
         make_grid(BOTH, (), file)
+
+
+@pytest.mark.parametrize("batch", ["2147483648", "9" * 4000, "[" * 500 + "]" * 500, '"' + "x" * 5000 + '"'])
+def test_odd_sizes_in_a_file_are_repeated_in_short(tmp_path: Path, batch: str) -> None:
+    file = tmp_path / "buckets.json"
+    file.write_text('{"predict": [{"batch": ' + batch + ', "length": 1}]}')
+    with pytest.raises(UsageError, match="bucket file") as caught:
+        make_grid(BOTH, (), file)
+    assert "of sizes from 1 to 2147483647" in str(caught.value.seen)
+    assert len(str(caught.value.seen)) < 250
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

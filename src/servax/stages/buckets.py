@@ -14,6 +14,9 @@ from servax.model.function import Function
 
 STATIC = "static"
 
+MOST = 2**31 - 1
+"""The largest size of a dimension: XLA and `lengths` inputs count in int32."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
@@ -41,11 +44,13 @@ class Bucket:
         sizes: dict[str, int] = {}
         for part in label.split(","):
             name, _, size = (text.strip() for text in part.partition("="))
-            if not name.isidentifier() or not (size.isascii() and size.isdigit()) or int(size) < 1 or name in sizes:
+            if not name.isidentifier() or (value := _size(size)) is None or name in sizes:
                 raise UsageError(
-                    "a bucket's label cannot be read", seen=repr(label), expected="`batch=8,length=32`, or `static`"
+                    "a bucket's label cannot be read",
+                    seen=_shown(label),
+                    expected=f"`batch=8,length=32` with sizes from 1 to {MOST}, or `static`",
                 )
-            sizes[name] = int(size)
+            sizes[name] = value
         return cls.of(**sizes)
 
     @property
@@ -102,7 +107,7 @@ class BucketGrid:
 
 def make_grid(
     functions: Mapping[str, Function],
-    options: Sequence[str] = (),
+    options: Sequence[str] | str = (),
     bucket_file: str | os.PathLike[str] | None = None,
 ) -> BucketGrid:
     """The buckets of every function: its defaults, changed by options, or listed one by one in a file.
@@ -114,7 +119,7 @@ def make_grid(
     Args:
       functions: by name.
       options: `batch=1,8` for every function with that dimension, `prefill:chunk=128,512` for one function. Options
-        for the same dimension add up.
+        for the same dimension add up. A str is one option.
       bucket_file: path of a JSON file `{function: [{dimension: size, ...}, ...]}`.
 
     Raises:
@@ -129,6 +134,7 @@ def make_grid(
             seen=f"both in {os.fspath(bucket_file or '')} and as a --bucket option for the function",
             remedy="keep one of the two",
         )
+    wrong: list[tuple[str, str]] = []
     grid: dict[str, tuple[Bucket, ...]] = {}
     missing: list[tuple[str, str]] = []
     for name, function in functions.items():
@@ -136,12 +142,23 @@ def make_grid(
             grid[name] = _ordered(listed[name])
             continue
         sizes = {
-            dim: own.get(name, {}).get(dim) or general.get(dim) or _own_sizes(function, dim)
+            dim: own.get(name, {}).get(dim) or general.get(dim) or function.buckets.get(dim, ())
             for dim in function.signature.dims
         }
         missing += [(name, dim) for dim, values in sizes.items() if not values]
+        faults = [(dim, size) for dim, values in sizes.items() for size in values if not _is_size(size)]
+        if faults:
+            wrong += [(f"buckets of {name}, dimension {dim!r}", _shown(size)) for dim, size in faults]
+            continue
         combinations = product(*([(dim, size) for size in values] for dim, values in sorted(sizes.items())))
         grid[name] = _ordered([Bucket(tuple(combination)) for combination in combinations])
+    if wrong:
+        raise UsageError(
+            "a bucket's size is not a positive integer that can be compiled",
+            where="; ".join(dict.fromkeys(place for place, _ in wrong)),
+            seen=", ".join(seen for _, seen in wrong),
+            expected=f"integers from 1 to {MOST}",
+        )
     if missing:
         dims = list(dict.fromkeys(dim for _, dim in missing))
         raise UsageError(
@@ -210,20 +227,27 @@ def _ordered(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     return tuple(sorted(set(buckets), key=lambda bucket: (bucket.volume(), bucket.sizes)))
 
 
-def _own_sizes(function: Function, dim: str) -> list[int]:
-    sizes = list(function.buckets.get(dim, ()))
-    if wrong := [size for size in sizes if not _is_size(size)]:
-        raise UsageError(
-            "a bucket's size is not a positive integer",
-            where=f"buckets of {function.name}, dimension {dim!r}",
-            seen=", ".join(map(repr, wrong)),
-            expected="integers of at least 1",
-        )
-    return sizes
-
-
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
+
+
+def _size(text: str) -> int | None:
+    """The size that a text is; None where it is none. Python refuses to read numbers of thousands of digits."""
+    digits = text.lstrip("0")
+    if not (text.isascii() and text.isdigit()) or not 1 <= len(digits) <= len(str(MOST)):
+        return None
+    return int(digits) if int(digits) <= MOST else None
+
+
+def _shown(value: Any) -> str:
+    """A value from outside as an error repeats it: in short, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = json.dumps(value) if isinstance(value, dict) else repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deeply"
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 @dataclass(slots=True)
@@ -240,27 +264,37 @@ class _Faults:
 
 
 def _read_options(
-    functions: Mapping[str, Function], options: Sequence[str]
+    functions: Mapping[str, Function], options: Sequence[Any] | str
 ) -> tuple[dict[str, list[int]], dict[str, dict[str, list[int]]]]:
     """Sizes by dimension, and the same by function for options that name one."""
     general: dict[str, list[int]] = {}
     own: dict[str, dict[str, list[int]]] = {}
     faults = _Faults("--bucket", "`batch=1,8` for all functions, or `prefill:chunk=128,512` for one")
     dims = {name: function.signature.dims for name, function in functions.items()}
-    for option in options:
+    for option in (options,) if isinstance(options, str) else options:
+        if not isinstance(option, str):
+            faults.lines.append(f"{_shown(option)} is not a text")
+            continue
         target, _, values = option.partition("=")
         function, _, dim = target.strip().rpartition(":")
         sizes = [text.strip() for text in values.split(",")]
-        if not dim or not all(text.isascii() and text.isdigit() and int(text) >= 1 for text in sizes):
-            faults.lines.append(f"{option!r} is not a dimension with positive sizes")
+        numbers = [_size(text) for text in sizes]
+        if not dim or not all(text.isascii() and text.isdigit() and text.strip("0") for text in sizes):
+            faults.lines.append(f"{_shown(option)} is not a dimension with positive sizes")
+        elif None in numbers:
+            faults.lines.append(f"{_shown(option)} has sizes over {MOST}")
         elif function and function not in functions:
-            faults.lines.append(f"{option!r} names the function {function!r}; there are {', '.join(functions)}")
+            faults.lines.append(
+                f"{_shown(option)} names the function {_shown(function)}; there are {', '.join(functions)}"
+            )
         elif not any(dim in dims[name] for name in ([function] if function else functions)):
             known = sorted({dim for each in ([function] if function else functions) for dim in dims[each]})
-            faults.lines.append(f"{option!r} names the dimension {dim!r}; there are {', '.join(known) or 'none'}")
+            faults.lines.append(
+                f"{_shown(option)} names the dimension {_shown(dim)}; there are {', '.join(known) or 'none'}"
+            )
         else:
             into = own.setdefault(function, {}) if function else general
-            into.setdefault(dim, []).extend(map(int, sizes))
+            into.setdefault(dim, []).extend(number for number in numbers if number is not None)
     faults.check()
     return general, own
 
@@ -271,7 +305,7 @@ def _read_file(functions: Mapping[str, Function], path: str | os.PathLike[str]) 
     name = os.fspath(path)
     try:
         content: Any = json.loads(epath.Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             "the bucket file cannot be read", where=name, seen=f"{type(error).__name__}: {error}"
         ) from error
@@ -282,7 +316,7 @@ def _read_file(functions: Mapping[str, Function], path: str | os.PathLike[str]) 
     listed: dict[str, list[Bucket]] = {}
     for function, entries in content.items():
         if function not in functions:
-            faults.lines.append(f"function {function!r}; there are {', '.join(functions)}")
+            faults.lines.append(f"function {_shown(function)}; there are {', '.join(functions)}")
             continue
         dims = sorted(functions[function].signature.dims)
         if not isinstance(entries, list) or not entries:
@@ -290,7 +324,10 @@ def _read_file(functions: Mapping[str, Function], path: str | os.PathLike[str]) 
             continue
         for entry in entries:
             if not isinstance(entry, dict) or sorted(entry) != dims or not all(map(_is_size, entry.values())):
-                faults.lines.append(f"{function}: {json.dumps(entry)}; its dimensions are {', '.join(dims) or 'none'}")
+                faults.lines.append(
+                    f"{function}: {_shown(entry)}; its dimensions are {', '.join(dims) or 'none'}, "
+                    f"of sizes from 1 to {MOST}"
+                )
             else:
                 listed.setdefault(function, []).append(Bucket.of(**entry))
     faults.check()
