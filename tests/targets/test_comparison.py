@@ -77,6 +77,55 @@ def test_a_wrong_integer_fails():
     assert found.tolerance == 0
 
 
+TOKENS = np.arange(100).reshape(4, 25)
+
+
+def tokens(sizes, rounding):
+    samples = tuple(
+        Sample(name, {}, (Step({}, {"t": Expected.of(TOKENS.reshape(-1)[:size])}),)) for name, size in sizes.items()
+    )
+    return Golden("predict", "batch=4", samples, {"t": {"cpu": rounding}})
+
+
+def judged(made, wrong):
+    """The verdict where the first elements of each sample, as many as `wrong` says, are wrong."""
+    given = {}
+    for sample in made.samples:
+        values = sample.steps[0].outputs["t"].values.copy()
+        values[: wrong.get(sample.name, 0)] += 1
+        given[f"{sample.name}/0/outputs/t"] = values
+    return judge("aot", "cpu", made, compare(made, given, "cpu"))
+
+
+DECIDED = Rounding(F32, F32 * 8)
+
+
+def test_a_few_integers_that_rounding_decides_are_accepted_and_counted():
+    made = tokens({"full": 100, "alone": 1, "padded": 50}, DECIDED)
+    found = judged(made, {"full": 2, "alone": 1})
+    assert found.verdict == "proved"
+    assert found.error == 0
+    assert found.reason == "3 of t's integers decided otherwise by rounding"
+    assert judged(made, {}).reason is None
+
+
+def test_more_of_them_over_all_samples_fail():
+    made = tokens({"full": 100, "alone": 1, "padded": 50}, DECIDED)
+    found = judged(made, {"full": 3, "alone": 1})
+    assert found.verdict == "failed"
+    assert "3 of 100 elements" in str(found.reason)
+    assert judged(made, {"full": 100, "alone": 1, "padded": 50}).verdict == "failed"
+
+
+def test_a_single_integer_must_be_right():
+    assert judged(tokens({"full": 1}, DECIDED), {"full": 1}).verdict == "failed"
+    assert judged(tokens({"full": 1, "padded": 1}, DECIDED), {"full": 1, "padded": 1}).verdict == "failed"
+
+
+def test_integers_of_integers_are_exact():
+    assert judged(tokens({"full": 100}, Rounding(0.0, 0.0)), {"full": 1}).verdict == "failed"
+
+
 def test_a_missing_array_fails():
     found = verdict(answers(**{"full/0/outputs/y": None}))
     assert found.verdict == "failed"

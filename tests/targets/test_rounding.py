@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from servax.targets.rounding import LOOP, estimate
+from servax.targets.samples import Rounding
 
 F32 = 2.0**-24
 BF16 = 2.0**-8
@@ -41,8 +42,35 @@ def test_moving_data_rounds_nothing_but_is_compared_within_one_unit():
     assert found.unit == F32
 
 
-def test_integers_come_out_exact():
-    assert rounding(lambda a: jnp.argmax(a @ a), ones(8, 8)).unit == 0
+def test_integers_of_integers_and_of_what_was_given_are_exact():
+    assert rounding(lambda a: a * 2 + 1, ones(8, dtype=jnp.int32)) == Rounding(0.0, 0.0)
+    assert rounding(lambda a: jnp.argmax(a.T), ones(8, 8)).unit == 0
+    assert rounding(lambda a: a > 0.5, ones(8)).unit == 0
+
+
+def test_integers_that_rounded_values_decide_have_their_rounding():
+    assert rounding(lambda a: jnp.argmax(a @ a), ones(8, 64, 64)).error == pytest.approx(F32 * 8)
+    assert rounding(lambda a: (a @ a > 0).sum() + 1, ones(64, 64)).error == pytest.approx(F32 * 8)
+    assert rounding(lambda a, b: jnp.where((a @ a)[0] > 0, b, 1), ones(64, 64), ones(64, dtype=jnp.int32)).unit == F32
+    assert rounding(lambda a: jax.lax.cond(a.sum() > 1, lambda: 1, lambda: 2), ones(64)).unit == F32
+
+
+def test_what_a_loop_counts_is_exact_unless_rounded_values_end_it():
+    def fixed(a):
+        return jax.lax.scan(lambda carry, _: ((carry[0] * 2.0, carry[1] + 1), None), (a, 0), length=9)[0][1]
+
+    def ended(a):
+        return jax.lax.while_loop(lambda y: y[0].sum() < 1, lambda y: (y[0] * 2.0, y[1] + 1), (a, 0))[1]
+
+    def decided(a):
+        def body(carry, _):
+            return (carry[0] * 2.0, carry[2], (carry[0] > 1).sum()), None
+
+        return jax.lax.scan(body, (a, 0, 0), length=9)[0][1]
+
+    assert rounding(fixed, ones(4)) == Rounding(0.0, 0.0)
+    assert rounding(ended, ones(4)).unit == F32
+    assert rounding(decided, ones(4)).unit == F32
 
 
 def test_bfloat16_rounds_each_result_and_sums_in_float32():

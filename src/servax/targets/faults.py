@@ -10,8 +10,9 @@ import numpy as np
 
 from servax.core.errors import ModelError
 from servax.core.tensors import Signature, TensorSpec, evaluate_dim
+from servax.targets.difference import Difference, difference
 from servax.targets.samples import Expected, Rounding
-from servax.targets.tolerance import Difference, difference, relative_tolerance, rounding_of
+from servax.targets.tolerance import Tolerance, rounding_of
 
 Array = np.ndarray[Any, Any]
 
@@ -39,8 +40,8 @@ def compare(
     faults: list[Fault] = []
     for step, (ours, theirs) in enumerate(zip(expected, seen, strict=True)):
         for name, array in ours.items():
-            relative = relative_tolerance(rounding_of(name, array.dtype, "cpu", rounding))
-            found = difference(Expected.of(array), theirs[name], relative)
+            tolerance = Tolerance.of(rounding_of(name, array.dtype, "cpu", rounding))
+            found = difference(Expected.of(array), theirs[name], tolerance)
             if not found.within:
                 faults.append(Fault(name, step, found))
     return faults

@@ -17,12 +17,12 @@ from servax.stages.buckets import Bucket
 from servax.stages.padding import check
 from servax.stages.pipeline import run_parallel
 from servax.targets import draws, faults
+from servax.targets.difference import scale_of
 from servax.targets.draws import Ranges
 from servax.targets.indexing import index_bounds
 from servax.targets.opbyop import Arrays, Source
 from servax.targets.rounding import estimate
 from servax.targets.samples import Draw, Expected, Golden, Rounding, Sample, Step
-from servax.targets.tolerance import scale_of
 
 STEPS = 2
 """Calls, one after another, in a sample of a stateful function."""

@@ -36,7 +36,8 @@ _NONE: _Error = (0.0, 0.0)
 def estimate(jaxpr: Any, names: Sequence[str]) -> dict[str, dict[str, Rounding]]:
     """The rounding of each output by platform: `names` are those of the jaxpr's outputs, in order.
 
-    Integer outputs come out exact (`unit` 0), whatever was rounded on the way to them.
+    Integer and boolean outputs are exact (`unit` 0) unless rounded values decided them, as an `argmax` or a comparison
+    does: then they have the rounding of those values.
     """
     found: dict[str, dict[str, Rounding]] = {name: {} for name in names}
     for platform in PLATFORMS:
@@ -45,8 +46,7 @@ def estimate(jaxpr: Any, names: Sequence[str]) -> dict[str, dict[str, Rounding]]
         for name, variable, (square, unit) in zip(names, core.outvars, errors, strict=True):
             own = _unit(variable.aval)
             # An output that only moves its inputs is still compared within one rounding of its own type.
-            rounded = Rounding(max(unit, own), math.sqrt(max(square, own * own)))
-            found[name][platform] = rounded if own else Rounding(0.0, 0.0)
+            found[name][platform] = Rounding(max(unit, own), math.sqrt(max(square, own * own)))
     return found
 
 
@@ -63,19 +63,19 @@ def _walk(jaxpr: Any, inputs: Sequence[_Error], platform: str) -> list[_Error]:
     for eqn in jaxpr.eqns:
         incoming = [read(atom) for atom in eqn.invars]
         for variable, error in zip(eqn.outvars, _equation(eqn, incoming, platform), strict=True):
-            errors[variable] = error if _unit(variable.aval) else _NONE
+            errors[variable] = error
     return [read(atom) for atom in jaxpr.outvars]
 
 
 def _equation(eqn: Any, incoming: Sequence[_Error], platform: str) -> list[_Error]:
-    name, count = eqn.primitive.name, len(eqn.outvars)
+    name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        return _loop(eqn.params["jaxpr"], eqn.params["length"], incoming, platform, count)
+        return _loop(params["jaxpr"], _carried(eqn), params["length"], incoming, platform)
     if name == "while":
-        return _loop(eqn.params["body_jaxpr"], LOOP, incoming, platform, count)
+        return _while(params, incoming, platform)
     if name == "cond":
-        branches = [_walk(_open(branch), incoming[1:], platform) for branch in eqn.params["branches"]]
-        return [_join(each) for each in zip(*branches, strict=True)]
+        branches = [_walk(_open(branch), incoming[1:], platform) for branch in params["branches"]]
+        return [_join((incoming[0], *each)) for each in zip(*branches, strict=True)]
     inner = _called(eqn)
     if inner is not None:
         return _walk(inner, incoming, platform)
@@ -83,10 +83,46 @@ def _equation(eqn: Any, incoming: Sequence[_Error], platform: str) -> list[_Erro
     return [_add(before, _own(eqn, variable.aval, platform)) for variable in eqn.outvars]
 
 
-def _loop(body: Any, trips: int, incoming: Sequence[_Error], platform: str, count: int) -> list[_Error]:
+def _carried(eqn: Any) -> tuple[int, int]:
+    """How many operands of a `scan` are constants, and how many are carried from one trip to the next.
+
+    Read off the shapes, since versions of JAX differ in what the equation's parameters say: what is scanned over has
+    one axis more than the body sees.
+    """
+    inner = _open(eqn.params["jaxpr"])
+
+    def scanned(outer: Sequence[Any], body: Sequence[Any]) -> int:
+        return sum(len(a.aval.shape) > len(b.aval.shape) for a, b in zip(outer, body, strict=True))
+
+    carries = len(eqn.outvars) - scanned(eqn.outvars, inner.outvars)
+    return len(eqn.invars) - scanned(eqn.invars, inner.invars) - carries, carries
+
+
+def _loop(body: Any, carried: tuple[int, int], trips: int, incoming: Sequence[_Error], platform: str) -> list[_Error]:
+    """Errors of a loop's results; a result that nothing rounded reaches in any trip, such as a counter, has none."""
     inner = _open(body)
+    consts, carries = carried
+    into = list(incoming)
+    while True:
+        results = _walk(inner, into, platform)
+        reached = [at for at in range(carries) if results[at] != _NONE and into[consts + at] == _NONE]
+        if not reached:
+            break
+        for at in reached:
+            into[consts + at] = results[at]
     square, unit = _join(_walk(inner, [_NONE] * len(inner.invars), platform))
-    return [_add(_join(incoming), (trips * square, unit))] * count
+    after = _add(_join(incoming), (trips * square, unit))
+    return [_NONE if result == _NONE else after for result in results]
+
+
+def _while(params: Mapping[str, Any], incoming: Sequence[_Error], platform: str) -> list[_Error]:
+    body, conditional = params["body_nconsts"], params["cond_nconsts"]
+    before = incoming[conditional + body :]
+    results = _loop(params["body_jaxpr"], (body, len(before)), LOOP, incoming[conditional:], platform)
+    seen = [_join(each) for each in zip(before, results, strict=True)]
+    (ends,) = _walk(_open(params["cond_jaxpr"]), [*incoming[:conditional], *seen], platform)
+    # A rounded value that ends the loop decides what it counts.
+    return [ends if result == _NONE else result for result in results]
 
 
 def _called(eqn: Any) -> Any | None:
