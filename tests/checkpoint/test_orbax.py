@@ -3,14 +3,14 @@ import pytest
 
 from servax.checkpoint.orbax import read_groups
 from servax.checkpoint.placement import sharding_of
-from servax.checkpoint.stored import StoredLeaf, Target
+from servax.checkpoint.stored import StoredLeaf, Wanted
 
 MIB = 1 << 20
 
 
 def groups_of(sizes_mib, dtype="float32"):
     leaves = {(f"w{i}",): StoredLeaf((size, MIB // 4), np.dtype(np.float32)) for i, size in enumerate(sizes_mib)}
-    target = Target(np.dtype(np.float16 if dtype == "float16" else np.float32), sharding_of(None))
+    target = Wanted(np.dtype(np.float16 if dtype == "float16" else np.float32), sharding_of(None))
     return [
         [sizes_mib[int(path[0][1:])] for path in group] for group in read_groups(leaves, dict.fromkeys(leaves, target))
     ]

@@ -2,7 +2,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from servax.checkpoint.placement import aligned_empty, cast_into, put, put_copy, sharding_of
+from servax.checkpoint.placement import cast_into, put, put_copy, sharding_of
+from servax.core.buffers import aligned
 
 
 def test_placements_become_shardings():
@@ -15,7 +16,7 @@ def test_placements_become_shardings():
 
 def test_an_aligned_array_goes_to_a_cpu_device_without_a_copy():
     for shape, dtype in (((3, 5), np.float32), ((), np.float32), ((7,), ml_dtypes.bfloat16), ((2,), np.bool_)):
-        array = aligned_empty(shape, np.dtype(dtype))
+        array = aligned(shape, np.dtype(dtype))
         array[...] = 1
         placed = put(array, sharding_of(None))
         assert placed.shape == shape
@@ -33,6 +34,6 @@ def test_a_copy_is_apart_from_its_source():
 
 def test_casts_go_block_by_block():
     source = np.linspace(-3, 3, (1 << 20) + 5, dtype=np.float32)
-    target = aligned_empty(source.shape, np.dtype(ml_dtypes.bfloat16))
+    target = aligned(source.shape, np.dtype(ml_dtypes.bfloat16))
     cast_into(target, source)
     np.testing.assert_array_equal(target, source.astype(ml_dtypes.bfloat16))

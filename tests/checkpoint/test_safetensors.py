@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from servax.checkpoint import restore, structure
+from servax.checkpoint import restore
 from servax.core.errors import CheckpointError
 
 
@@ -59,7 +59,7 @@ def test_a_subtree_is_cast_to_what_the_model_wants(file, tensors):
 
 def test_names_with_slashes_are_paths_too(tmp_path):
     save_file({"params/dense/kernel": np.ones((2, 2), np.float32)}, tmp_path / "a.safetensors")
-    tree = structure(tmp_path / "a.safetensors").tree
+    tree = jax.eval_shape(lambda tree: tree, restore(tmp_path / "a.safetensors", like=None).params)
     assert tree == {"params": {"dense": {"kernel": jax.ShapeDtypeStruct((2, 2), "float32")}}}
 
 
@@ -108,7 +108,7 @@ def test_two_files_with_the_same_tensor_are_refused_until_one_is_named(tmp_path,
 def test_a_truncated_file_is_named(file):
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(CheckpointError) as caught:
-        structure(file)
+        restore(file, like=None)
     assert caught.value.where == str(file)
     assert "promises" in caught.value.seen
 
@@ -120,7 +120,7 @@ def test_a_truncated_file_is_named(file):
 def test_a_damaged_header_is_named(tmp_path, content):
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        structure(tmp_path / "a.safetensors")
+        restore(tmp_path / "a.safetensors", like=None)
     assert caught.value.where == str(tmp_path / "a.safetensors")
 
 
@@ -128,7 +128,7 @@ def test_a_header_whose_offsets_do_not_fit_its_shapes(tmp_path):
     header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\x00" * 8)
     with pytest.raises(CheckpointError, match="damaged") as caught:
-        structure(tmp_path / "a.safetensors")
+        restore(tmp_path / "a.safetensors", like=None)
     assert "w is float32[4] in 8 bytes" in caught.value.seen
 
 
@@ -136,11 +136,11 @@ def test_a_file_that_shrinks_between_header_and_read_is_named(file):
     from servax.checkpoint.layout import locate
     from servax.checkpoint.placement import sharding_of
     from servax.checkpoint.safetensors import open_safetensors
-    from servax.checkpoint.stored import Target
+    from servax.checkpoint.stored import Wanted
 
     source = open_safetensors(locate(file))
     file.write_bytes(file.read_bytes()[:-1])
-    targets = {path: Target(leaf.dtype, sharding_of(None)) for path, leaf in source.leaves.items()}
+    targets = {path: Wanted(leaf.dtype, sharding_of(None)) for path, leaf in source.leaves.items()}
     with pytest.raises(CheckpointError) as caught:
         source.read(targets)
     assert caught.value.where == str(file)

@@ -1,6 +1,6 @@
 """From bytes on storage to a tree of parameters on the device: Orbax, safetensors and GGUF, local or behind a URL.
 
-`restore` brings the selected subtree onto a device, `structure` says what it would be, `save` writes one.
+`restore` brings the selected subtree onto a device, `save` writes one.
 """
 
 from typing import TYPE_CHECKING
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from servax.core.lazy import exports
 
 if TYPE_CHECKING:
-    from servax.checkpoint.restoring import Provenance, Restored, Structure, restore, structure
+    from servax.checkpoint.restoring import Provenance, Restored, restore
     from servax.checkpoint.saving import save
     from servax.checkpoint.steps import Step, parse_step
 
-__all__ = ["Provenance", "Restored", "Step", "Structure", "parse_step", "restore", "save", "structure"]
+__all__ = ["Provenance", "Restored", "Step", "parse_step", "restore", "save"]
 
 __getattr__, __dir__ = exports(
     __name__,
@@ -20,10 +20,8 @@ __getattr__, __dir__ = exports(
         "Provenance": "restoring",
         "Restored": "restoring",
         "Step": "steps",
-        "Structure": "restoring",
         "parse_step": "steps",
         "restore": "restoring",
         "save": "saving",
-        "structure": "restoring",
     },
 )

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from servax.checkpoint.placement import aligned_empty, put
+from servax.checkpoint.placement import put
 from servax.checkpoint.safetensors import key_path, read_exactly
-from servax.checkpoint.stored import Location, StoredLeaf, Target
+from servax.checkpoint.stored import Location, StoredLeaf, Wanted
+from servax.core.buffers import aligned
 from servax.core.errors import CheckpointError
 from servax.core.tensors import dtype_of
 from servax.core.trees import KeyPath
@@ -47,11 +48,11 @@ class GGUFSource:
     leaves: Mapping[KeyPath, StoredLeaf]
     tensors: Mapping[KeyPath, _Tensor] = field(repr=False)
 
-    def read(self, targets: Mapping[KeyPath, Target]) -> dict[KeyPath, jax.Array]:
+    def read(self, targets: Mapping[KeyPath, Wanted]) -> dict[KeyPath, jax.Array]:
         """As `Source.read`."""
         arrays: dict[KeyPath, jax.Array] = {}
         for path, target in targets.items():
-            array = aligned_empty(self.leaves[path].shape, target.dtype)
+            array = aligned(self.leaves[path].shape, target.dtype)
             tensor = self.tensors[path]
             with tensor.file.open("rb") as stream:
                 stream.seek(tensor.start)

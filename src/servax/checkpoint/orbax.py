@@ -19,7 +19,7 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from servax.checkpoint.memory import returned_when_freed
-from servax.checkpoint.stored import Location, StoredLeaf, Target
+from servax.checkpoint.stored import Location, StoredLeaf, Wanted
 from servax.core.errors import CheckpointError
 from servax.core.trees import KeyPath
 
@@ -49,7 +49,7 @@ class OrbaxSource:
     leaves: Mapping[KeyPath, StoredLeaf]
     items: tuple[_Item, ...] = field(repr=False)
 
-    def read(self, targets: Mapping[KeyPath, Target]) -> dict[KeyPath, jax.Array]:
+    def read(self, targets: Mapping[KeyPath, Wanted]) -> dict[KeyPath, jax.Array]:
         """As `Source.read`. Every other leaf is a placeholder: its bytes are not read."""
         arrays: dict[KeyPath, jax.Array] = {}
         logging.getLogger("asyncio").addFilter(_quiet_reads)
@@ -61,7 +61,7 @@ class OrbaxSource:
                         arrays |= self._load(item, wanted)
         return arrays
 
-    def _load(self, item: _Item, wanted: Mapping[KeyPath, Target]) -> dict[KeyPath, jax.Array]:
+    def _load(self, item: _Item, wanted: Mapping[KeyPath, Wanted]) -> dict[KeyPath, jax.Array]:
         abstract: list[Any] = [ocp.PLACEHOLDER] * item.count
         for path, target in wanted.items():
             leaf = self.leaves[path]
@@ -113,7 +113,7 @@ def _metadata(directory: epath.Path, item: str | None) -> Any:
     return metadata
 
 
-def read_groups(leaves: Mapping[KeyPath, StoredLeaf], targets: Mapping[KeyPath, Target]) -> Iterator[list[KeyPath]]:
+def read_groups(leaves: Mapping[KeyPath, StoredLeaf], targets: Mapping[KeyPath, Wanted]) -> Iterator[list[KeyPath]]:
     """Leaves in the groups they are read in, largest first, so that memory peaks early, when little is held yet.
 
     While a leaf is read its bytes exist up to three times: compressed, decoded, and as they are handed to the

@@ -7,10 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from servax.core.buffers import aligned
 from servax.core.device import Device
-
-_ALIGNMENT = 64
-"""Bytes. XLA's CPU client takes a NumPy array of this alignment as it is; any other is copied."""
 
 _CAST_ELEMENTS = 1 << 20
 """Elements cast at a time, so that a cast needs no array of its own."""
@@ -21,14 +19,6 @@ def sharding_of(placement: Device | jax.sharding.Sharding | None) -> jax.shardin
     if isinstance(placement, jax.sharding.Sharding):
         return placement
     return jax.sharding.SingleDeviceSharding(jax.local_devices()[0] if placement is None else placement)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An uninitialised array that a CPU device can take over without copying."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def cast_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
@@ -46,6 +36,6 @@ def put(array: np.ndarray[Any, Any], sharding: jax.sharding.Sharding) -> jax.Arr
 
 def put_copy(array: np.ndarray[Any, Any], dtype: np.dtype[Any], sharding: jax.sharding.Sharding) -> jax.Array:
     """A copy of `array`, cast to `dtype`, committed to `sharding`."""
-    copy = aligned_empty(array.shape, dtype)
+    copy = aligned(array.shape, dtype)
     cast_into(copy, np.ascontiguousarray(array))
     return put(copy, sharding)

@@ -14,7 +14,7 @@ from servax.checkpoint.layout import locate
 from servax.checkpoint.placement import put_copy, sharding_of
 from servax.checkpoint.select import choose, subtree
 from servax.checkpoint.steps import Step
-from servax.checkpoint.stored import Location, PathLike, Source, StoredLeaf, Target
+from servax.checkpoint.stored import Location, PathLike, Source, StoredLeaf, Wanted
 from servax.checkpoint.stored_tree import VALUE_KEYS, random_paths
 from servax.core.device import Device
 from servax.core.errors import CheckpointError
@@ -56,14 +56,6 @@ class Restored:
     params: dict[str, Any]
     provenance: Provenance
     origins: Mapping[KeyPath, Origin]
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """The parameters a checkpoint would give, as a nested dictionary of `jax.ShapeDtypeStruct`."""
-
-    tree: dict[str, Any]
-    provenance: Provenance
 
 
 def restore(
@@ -108,7 +100,7 @@ def restore(
     if dtype is not None:
         wanted = {leaf: _floating(stored, dtype_of(dtype)) for leaf, stored in wanted.items()}
 
-    read = source.read({stored: Target(wanted[leaf], sharding) for leaf, stored in sources.items()})
+    read = source.read({stored: Wanted(wanted[leaf], sharding) for leaf, stored in sources.items()})
     arrays = {
         leaf: read[sources[leaf]] if leaf in sources else put_copy(values[leaf], wanted[leaf], sharding)
         for leaf in wanted
@@ -116,24 +108,6 @@ def restore(
     jax.block_until_ready(arrays)
     origins: dict[KeyPath, Origin] = {leaf: "checkpoint" if leaf in sources else "model" for leaf in wanted}
     return Restored(unflatten(arrays), _provenance(location, prefix), origins)
-
-
-def structure(
-    path: PathLike, *, select: str | None = None, step: Step | None = None, item: str | None = None
-) -> Structure:
-    """What `restore(path, like=None, ...)` would give, from metadata alone.
-
-    Raises:
-      CheckpointError: the path is no checkpoint, its metadata is damaged, or it has no such subtree.
-    """
-    location = locate(path, step=step, item=item)
-    source = open_source(location)
-    prefix, sources = _everything(location, source, select)
-    tree = {
-        leaf: jax.ShapeDtypeStruct(source.leaves[stored].shape, _canonical(source.leaves[stored].dtype))
-        for leaf, stored in sources.items()
-    }
-    return Structure(unflatten(tree), _provenance(location, prefix))
 
 
 def open_source(location: Location) -> Source:

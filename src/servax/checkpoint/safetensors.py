@@ -1,8 +1,7 @@
 """safetensors, one file or several with an index: read tensor by tensor, straight into the array that is placed.
 
-The `safetensors` library opens local files only and, for NumPy, makes a second copy of each tensor. The format is a
-length, a JSON header and the bytes (https://github.com/huggingface/safetensors#format), so ranges are read here
-through `etils.epath`, from local files and URLs alike.
+The `safetensors` library opens local files only and, for NumPy, makes a second copy of each tensor; here ranges are
+read through `etils.epath`, from local files and URLs alike.
 """
 
 from __future__ import annotations
@@ -17,17 +16,13 @@ import jax
 import numpy as np
 from etils import epath
 
-from servax.checkpoint.placement import aligned_empty, put
-from servax.checkpoint.stored import Location, StoredLeaf, Target
+from servax.checkpoint.placement import put
+from servax.checkpoint.stored import Location, StoredLeaf, Wanted
+from servax.core.buffers import aligned
 from servax.core.errors import CheckpointError
-from servax.core.tensors import dtype_of
+from servax.core.safetensors_header import DTYPES, UnknownDtype, parse_header
 from servax.core.trees import KeyPath
 
-_DTYPES = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
-    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64",
-}  # fmt: skip
 _MOST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 
@@ -47,7 +42,7 @@ class SafetensorsSource:
     leaves: Mapping[KeyPath, StoredLeaf]
     ranges: Mapping[KeyPath, _Range] = field(repr=False)
 
-    def read(self, targets: Mapping[KeyPath, Target]) -> dict[KeyPath, jax.Array]:
+    def read(self, targets: Mapping[KeyPath, Wanted]) -> dict[KeyPath, jax.Array]:
         """As `Source.read`."""
         arrays: dict[KeyPath, jax.Array] = {}
         for file in dict.fromkeys(self.ranges[path].file for path in targets):
@@ -55,7 +50,7 @@ class SafetensorsSource:
             with file.open("rb") as stream:
                 for path in sorted(here, key=lambda path: self.ranges[path].start):
                     stream.seek(self.ranges[path].start)
-                    array = aligned_empty(self.leaves[path].shape, targets[path].dtype)
+                    array = aligned(self.leaves[path].shape, targets[path].dtype)
                     _read_cast(stream, file, array, self.leaves[path].dtype)
                     arrays[path] = put(array, targets[path].sharding)
         return arrays
@@ -147,35 +142,20 @@ def _header(file: epath.Path) -> list[tuple[str, StoredLeaf, int]]:
             raise _damaged(file, f"a header of {length} bytes in a file of {size}")
         text = stream.read(length)
     try:
-        entries: dict[str, Any] = json.loads(text)
-        entries.pop("__metadata__", None)
-        found = [_entry(file, name, entry, 8 + length) for name, entry in entries.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(file, f"the header cannot be read: {error}") from error
-    end = max((start + _bytes(leaf) for _, leaf, start in found), default=0)
+        entries, _ = parse_header(text)
+    except UnknownDtype as error:
+        raise CheckpointError(
+            f"tensor {error.tensor} has a dtype that JAX does not know",
+            where=str(file),
+            seen=error.dtype,
+            expected=f"one of {', '.join(DTYPES)}",
+        ) from error
+    except ValueError as error:
+        raise _damaged(file, str(error)) from error
+    end = 8 + length + max((entry.end for entry in entries.values()), default=0)
     if end > size:
         raise _damaged(file, f"{size} bytes of the {end} that the header promises")
-    return found
-
-
-def _entry(file: epath.Path, name: str, entry: dict[str, Any], base: int) -> tuple[str, StoredLeaf, int]:
-    dtype = _DTYPES.get(entry["dtype"])
-    if dtype is None:
-        raise CheckpointError(
-            f"tensor {name} has a dtype that JAX does not know",
-            where=str(file),
-            seen=str(entry["dtype"]),
-            expected=f"one of {', '.join(_DTYPES)}",
-        )
-    leaf = StoredLeaf(tuple(int(size) for size in entry["shape"]), dtype_of(dtype))
-    start, end = entry["data_offsets"]
-    if end - start != _bytes(leaf):
-        raise ValueError(f"{name} is {leaf.text()} in {end - start} bytes")
-    return name, leaf, base + int(start)
-
-
-def _bytes(leaf: StoredLeaf) -> int:
-    return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
+    return [(name, StoredLeaf(entry.shape, entry.dtype), 8 + length + entry.start) for name, entry in entries.items()]
 
 
 def _damaged(file: epath.Path, seen: str) -> CheckpointError:

@@ -57,7 +57,7 @@ class StoredLeaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Wanted:
     """How one leaf is wanted: cast to `dtype`, placed by `sharding`."""
 
     dtype: np.dtype[Any]
@@ -75,7 +75,7 @@ class Source(Protocol):
     @property
     def leaves(self) -> Mapping[KeyPath, StoredLeaf]: ...
 
-    def read(self, targets: Mapping[KeyPath, Target]) -> dict[KeyPath, jax.Array]:
+    def read(self, targets: Mapping[KeyPath, Wanted]) -> dict[KeyPath, jax.Array]:
         """Reads these leaves and no others, cast on the way, each committed to its sharding.
 
         Raises:

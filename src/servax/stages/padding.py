@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from servax.core.buffers import aligned
 from servax.core.errors import InvalidInput
 from servax.core.tensors import Dim, Signature, TensorSpec, evaluate_dim
 from servax.stages.buckets import Bucket
@@ -18,7 +19,6 @@ from servax.stages.conversion import Array, Fault, Ragged, convert, described, n
 SEED = "seed"
 """The input that the operating system's randomness fills where a request leaves it out: `seed: uint32[batch]`."""
 
-_ALIGNMENT = 64
 _ALIGNED_FROM = 1 << 16
 
 
@@ -196,12 +196,8 @@ def _filled(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
 
 def _new(shape: tuple[int, ...], dtype: np.dtype, allocate: Callable[[Any, Any], Array]) -> Array:
     """A new array; a large one is aligned so that a CPU device takes it without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < _ALIGNED_FROM:
-        return allocate(shape, dtype)
-    memory = allocate(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
+    large = math.prod(shape) * dtype.itemsize >= _ALIGNED_FROM
+    return aligned(shape, dtype, allocate) if large else allocate(shape, dtype)
 
 
 def _check_shape(spec: TensorSpec, value: Array | Ragged, sizes: dict[str, int], origin: dict[str, str]) -> list[Fault]:
