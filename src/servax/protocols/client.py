@@ -22,7 +22,7 @@ from servax.core.tensors import Signature, TensorSpec
 from servax.protocols.connection import DEFAULT_TIMEOUT, Connection
 from servax.protocols.open_inference import answers, messages
 from servax.protocols.open_inference.codec import datatype_of, decode, encode
-from servax.runtime.request import InferRequest, InferResult
+from servax.runtime.request import InferRequest, InferResult, new_id
 from servax.runtime.servable import Outputs, Progress, State, default_function, flat_inputs, no_attribute
 from servax.stages.buckets import Bucket
 from servax.stages.conversion import check_unicode
@@ -195,7 +195,7 @@ class RemoteServable:
             )
         tensors = _complete(signature, self._texts[request.function], request.tensors)
         message: messages.Message = {
-            "id": request.id,
+            "id": request.id or new_id(),
             "inputs": [
                 {"name": name, "datatype": datatype, "shape": list(array.shape), "data": encode(name, array)}
                 for name, (datatype, array) in tensors.items()

@@ -16,6 +16,9 @@ _SIGNS = ("no_tracing", "Disallowed host-to-device transfer", "Disallowed device
           "for which this computation was compiled", "input sharding", "compiled with input pytree")  # fmt: skip
 """Words in JAX's errors when a call would trace, compile or move data: jax 0.10.2 and 0.12.0."""
 
+ON_HOST = "on the host"
+"""The placement of NumPy arrays."""
+
 
 @contextlib.contextmanager
 def guarded() -> Generator[None]:
@@ -50,7 +53,7 @@ class Aval:
         if not hasattr(array, "dtype"):
             return cls(name, type(array).__name__, (), True, "a Python value")
         if not hasattr(array, "sharding"):
-            return cls(name, str(np.dtype(array.dtype)), tuple(array.shape), False, "on the host")
+            return cls(name, str(np.dtype(array.dtype)), tuple(array.shape), False, ON_HOST)
         devices = ", ".join(sorted(f"{device.platform}:{device.id}" for device in array.sharding.device_set))
         committed = getattr(array, "committed", True)
         placement = f"committed to {devices}" if committed else "uncommitted"

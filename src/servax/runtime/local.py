@@ -319,8 +319,9 @@ class LocalServable:
 
     def _submit(self, pending: PendingRequest) -> PendingRequest:
         """Accepts a request and queues it; from here on it gets exactly one answer."""
-        self._lifecycle.admit(pending)
-        pending.future.add_done_callback(lambda _: self._lifecycle.release(pending))
+        lifecycle = self._lifecycle  # and not `self`, which the device's thread would hold until its next request
+        lifecycle.admit(pending)
+        pending.future.add_done_callback(lambda _: lifecycle.release(pending))
         try:
             self._executor.put(pending)
         except ServaxError as error:

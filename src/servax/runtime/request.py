@@ -22,7 +22,7 @@ class InferRequest:
     Attributes:
       function: name of the function.
       tensors: by input name; NumPy arrays, lists, or rows of different length; lists of str for a processor.
-      id: the client's id, or a fresh one.
+      id: the client's id; None: nobody has asked for one. `new_id` makes one where it is needed, on the wire.
       deadline: on `time.monotonic`'s clock, in seconds; None: no deadline.
       priority: higher runs earlier.
       owned: nobody writes to the tensors until the answer is there, so they need not be copied.
@@ -30,7 +30,7 @@ class InferRequest:
 
     function: str
     tensors: Mapping[str, Any]
-    id: str = field(default_factory=new_id)
+    id: str | None = None
     deadline: float | None = None
     priority: int = 0
     owned: bool = False
