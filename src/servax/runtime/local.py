@@ -37,6 +37,7 @@ from servax.runtime.servable import (
 from servax.runtime.stages_table import StagesTable
 from servax.runtime.swap import SwapReport, drift, require_finite
 from servax.runtime.warmup import Key, label, require_all, warm_up
+from servax.runtime.watch import Watch
 from servax.stages.buckets import BucketGrid, choose
 from servax.stages.padding import check
 from servax.targets.target import ProgramTable
@@ -113,6 +114,7 @@ class LocalServable:
         self._executor = executors.acquire(device)
         # The device's thread outlives a servable that is dropped without `close`, so it holds no reference to it.
         self._forget = self._executor.on_death(_weakly(self._on_death))
+        self._watch = Watch(self._runner, self._functions, grid, _weakly(self._lifecycle.fail))
         self._dropped = weakref.finalize(self, _let_go, self._executor, self._forget)
         self._dropped.atexit = False
 
@@ -315,7 +317,7 @@ class LocalServable:
         tensors = self._processing[request.function](request.tensors)
         checked = check(signature, tensors, owned=request.owned)
         bucket = choose(self._grid[request.function], checked.sizes)
-        return PendingRequest(request, signature, checked, bucket, self._runner)
+        return PendingRequest(request, signature, checked, bucket, self._watch)
 
     def _submit(self, pending: PendingRequest) -> PendingRequest:
         """Accepts a request and queues it; from here on it gets exactly one answer."""

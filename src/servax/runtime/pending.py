@@ -9,7 +9,7 @@ from concurrent.futures import Future, InvalidStateError
 from servax.core.errors import DeadlineExceeded, ExecutionError, ServaxError
 from servax.core.tensors import Signature
 from servax.runtime.request import InferRequest, InferResult
-from servax.runtime.runner import Runner
+from servax.runtime.watch import Watch
 from servax.stages.buckets import Bucket
 from servax.stages.padding import CheckedTensors, cut, pad
 
@@ -22,14 +22,14 @@ class PendingRequest:
     """
 
     def __init__(
-        self, request: InferRequest, signature: Signature, checked: CheckedTensors, bucket: Bucket, runner: Runner
+        self, request: InferRequest, signature: Signature, checked: CheckedTensors, bucket: Bucket, watch: Watch
     ) -> None:
         self.request = request
         self.bucket = bucket
         self.future: Future[InferResult] = Future()
         self._signature = signature
         self._checked = checked
-        self._runner = runner
+        self._watch = watch
         self._queued = time.perf_counter()
         self._claim = threading.Lock()
 
@@ -54,7 +54,7 @@ class PendingRequest:
         try:
             buffers = pad(self._signature, self.bucket, self._checked)
             padded = time.perf_counter()
-            outputs, times = self._runner.run(self.request.function, self.bucket, buffers)
+            outputs, times = self._watch.run(self.request.function, self.bucket, buffers)
             ran = time.perf_counter()
             tensors = cut(self._signature, self._checked.sizes, outputs)
             times = {"queue": began - self._queued, "pad": padded - began, **times}
