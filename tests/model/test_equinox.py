@@ -8,7 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from servax.core.errors import ModelError
 from servax.core.trees import flatten, path_text
 from servax.model import Model, infer_outputs
 
@@ -139,3 +141,21 @@ def test_abstract_evaluation_of_a_tebibyte_allocates_nothing():
     assert weight.size * weight.dtype.itemsize == 2**40
     np.testing.assert_array_equal(model.defaults()["steps",], [0, 1, 2])
     assert {id(array) for array in jax.live_arrays()} <= before
+
+
+def test_a_module_that_draws_from_its_own_key_is_refused_with_the_remedy():
+    class Keyed(eqx.Module):
+        linear: eqx.nn.Linear
+        key: jax.Array
+
+        def __call__(self, x):
+            return self.linear(x) + jax.random.normal(self.key, x.shape)
+
+    def make():
+        return Keyed(eqx.nn.Linear(3, 3, key=jax.random.key(0)), jax.random.key(1))
+
+    model = Model(make, inputs={"x": "float32[batch, 3]"}, vmap=True)
+    with pytest.raises(ModelError) as raised:
+        model.functions["predict"].call(model.params_of(make()), None, {"x": np.ones((2, 3), np.float32)})
+    assert raised.value.where == "RNG stream key"
+    assert "seed: uint32[batch]" in str(raised.value.remedy)

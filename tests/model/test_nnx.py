@@ -154,7 +154,34 @@ def test_random_state_is_no_parameter_and_is_named():
     assert paths(live) == paths(model.abstract_params())
 
 
-def test_a_function_that_draws_gets_the_same_numbers_each_time():
+class Diffused(nnx.Module):
+    """Draws from a stream of its own in its call."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.rngs = nnx.Rngs(noise=0)
+
+    def __call__(self, x):
+        return self.linear(x) + jax.random.normal(self.rngs.noise(), x.shape)
+
+
+@pytest.mark.parametrize("vmap", [False, True])
+def test_a_module_that_draws_in_its_call_is_refused_with_the_remedy(vmap):
+    model = Model(lambda: Diffused(nnx.Rngs(0)), inputs={"x": "float32[batch, 3]"}, vmap=vmap)
+    params = arrays_like(model.abstract_params())
+    call = model.functions["predict"].call
+    with pytest.raises(ModelError) as raised:
+        jax.eval_shape(lambda x: call(params, None, {"x": x}), jax.ShapeDtypeStruct((2, 3), jnp.float32))
+    assert "the same for every request" in raised.value.what
+    assert raised.value.where == "RNG stream rngs/noise"
+    assert "rngs/noise/count" in str(raised.value.seen)
+    assert "seed: uint32[batch]" in str(raised.value.remedy)
+    assert "evaluation mode" in str(raised.value.remedy)
+    with pytest.raises(ModelError, match="RNG stream rngs/noise"):
+        call(params, None, {"x": np.ones((2, 3), np.float32)})
+
+
+def test_dropout_that_a_function_switches_on_is_refused():
     model = Model(lambda: Noisy(nnx.Rngs(0)))
 
     @model.function(inputs={"x": "float32[batch, 3]"})
@@ -162,11 +189,40 @@ def test_a_function_that_draws_gets_the_same_numbers_each_time():
         net.dropout.set_attributes(deterministic=False)
         return net.dropout(x)
 
-    params = arrays_like(model.abstract_params())
-    x = np.ones((64, 3), np.float32)
-    first, second = (model.functions["drop"].call(params, None, {"x": x})[1]["output"] for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    assert set(np.unique(first)) == {0.0, 2.0}
+    with pytest.raises(ModelError, match="RNG stream dropout"):
+        model.functions["drop"].call(arrays_like(model.abstract_params()), None, {"x": np.ones((2, 3), np.float32)})
+
+
+def test_keys_that_are_split_for_layers_in_evaluation_mode_are_no_draw():
+    class Stacked(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+            self.rngs = rngs
+
+        def __call__(self, x):
+            keys = jax.random.split(self.rngs.dropout(), 2)
+
+            def layer(x, key):
+                return self.dropout(x + 1, rngs=key), None
+
+            return jax.lax.scan(layer, x, keys)[0]
+
+    model = Model(lambda: Stacked(nnx.Rngs(dropout=0)), inputs={"x": "float32[batch, 3]"})
+    got = model.functions["predict"].call({}, None, {"x": np.ones((2, 3), np.float32)})[1]["output"]
+    np.testing.assert_array_equal(got, np.full((2, 3), 3.0))
+
+
+def test_noise_from_a_seed_is_drawn():
+    model = Model(lambda: Diffused(nnx.Rngs(0)))
+
+    @model.function(inputs={"seed": "uint32[batch]"})
+    def noise(net, seed):
+        return jax.vmap(lambda each: jax.random.normal(jax.random.key(each), (3,)))(seed)
+
+    got = model.functions["noise"].call(
+        arrays_like(model.abstract_params()), None, {"seed": np.array([1, 2], np.uint32)}
+    )[1]["output"]
+    np.testing.assert_array_equal(got[1], jax.random.normal(jax.random.key(2), (3,)))
 
 
 def test_a_live_module_stays_in_training_mode():

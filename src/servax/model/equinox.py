@@ -53,6 +53,7 @@ class EquinoxAdapter:
         self.signature = signature
         self._factory = factory or (lambda: made)
         self._definition: _Definition | None = None
+        self._checked: set[NetFunction] = set()
 
     def abstract(self) -> Tree:
         definition = self._define()
@@ -77,7 +78,15 @@ class EquinoxAdapter:
         return self._define().layout.random
 
     def run(self, params: Tree, function: NetFunction, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Any:
-        return function(self._define().layout.restore(params), *arguments, **inputs)
+        layout = self._define().layout
+
+        def answer(leaves: Tree) -> Any:
+            return function(layout.restore(leaves), *arguments, **inputs)
+
+        if function not in self._checked:
+            layout.check_draws(params, answer)
+            self._checked.add(function)
+        return answer(params)
 
     def canonical(self, live: Any) -> dict[str, Any]:
         layout = Layout.of(live, numbers=False)

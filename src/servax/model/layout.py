@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from servax.core.errors import ModelError
 from servax.core.trees import KeyPath, Tree, flatten, path_text, unflatten
+
+_STREAM = ("key", "count")
+"""Leaves of one RNG stream of Flax NNX."""
 
 
 class Constant(Protocol):
@@ -135,7 +139,7 @@ class Layout:
         return unflatten(dict(zip(self.parameters, parameters, strict=True)))
 
     def restore(self, tree: Tree) -> Any:
-        """The user's pytree with the parameters of a canonical tree.
+        """The user's pytree with the parameters of a canonical tree. RNG state is made anew where the tree has none.
 
         Raises:
           ModelError: parameters are missing from `tree`; all of them are named.
@@ -148,11 +152,45 @@ class Layout:
                 seen=", ".join(map(path_text, flat)) or "no parameters",
                 remedy="Pass parameters with the structure of Model.abstract_params().",
             )
+        kept = set(self.parameters) | set(self.random)
         leaves = [
-            self.constants[index].make() if index in self.constants else flat[path]
+            flat[path] if path in kept and path in flat else self.constants[index].make()
             for index, path in enumerate(self.paths)
         ]
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
+    def check_draws(self, params: Tree, run: Callable[[Tree], Any]) -> None:
+        """Traces `run(params)` with the RNG state as arguments.
+
+        Raises:
+          ModelError: what it returns depends on RNG state, which starts anew with every call.
+        """
+        start = {
+            self.paths[index]: constant.make()
+            for index, constant in self.constants.items()
+            if isinstance(constant, RandomKey | RandomCount)
+        }
+        if not start:
+            return
+
+        def answer(state: Sequence[Any]) -> list[Any]:
+            result = run(unflatten({**flatten(params), **dict(zip(start, state, strict=True))}))
+            return [leaf for leaf in jax.tree.leaves(result) if is_array(leaf)]
+
+        jaxpr: Any = jax.make_jaxpr(answer)(list(start.values())).jaxpr
+        _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        drawn = [path for path, is_used in zip(start, used, strict=True) if is_used]
+        if drawn:
+            streams = dict.fromkeys(path[:-1] if path[-1] in _STREAM and path[1:] else path for path in drawn)
+            raise ModelError(
+                "the model draws random numbers, which would be the same for every request",
+                where="RNG stream " + ", ".join(map(path_text, streams)),
+                seen=f"outputs depend on {', '.join(map(path_text, drawn))}, made anew from seed 0 with each call",
+                expected="outputs that depend on inputs and parameters",
+                remedy="Take an input seed: uint32[batch] and make the keys from it, jax.vmap(jax.random.key)(seed); "
+                "for dropout, put the module into evaluation mode. If the numbers are to be the same each time, make "
+                "their key from a constant in the call.",
+            )
 
 
 def constant_of(leaf: Any, *, numbers: bool = True) -> Constant | None:

@@ -67,6 +67,7 @@ class NnxAdapter:
         self.predict: NetFunction = net_call
         self._factory = make
         self._definition: _Definition | None = None
+        self._checked: set[NetFunction] = set()
 
     def abstract(self) -> Tree:
         definition = self._define()
@@ -93,9 +94,16 @@ class NnxAdapter:
 
     def run(self, params: Tree, function: NetFunction, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Any:
         definition = self._define()
-        module = nnx.merge(definition.graph, definition.layout.restore(params))
-        _unwrap(module)
-        return function(module, *arguments, **inputs)
+
+        def answer(leaves: Tree) -> Any:
+            module = nnx.merge(definition.graph, definition.layout.restore(leaves))
+            _unwrap(module)
+            return function(module, *arguments, **inputs)
+
+        if function not in self._checked:
+            definition.layout.check_draws(params, answer)
+            self._checked.add(function)
+        return answer(params)
 
     def canonical(self, live: Any) -> dict[str, Any]:
         state = nnx.state(live) if isinstance(live, nnx.Module) else live
