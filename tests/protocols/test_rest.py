@@ -130,6 +130,11 @@ def test_what_a_request_names_is_repeated_in_short_and_never_logged(http):
         assert len(answer.json()["error"]) < 700
     assert "z" * 97 + "..." in answers[0].json()["error"]
     assert not told
+    unknown = infer(http, tensor([1], [1, 1]), parameters={"function": long})
+    assert (unknown.status_code, unknown.json()["details"]["what"]) == (
+        404,
+        f"model 'toy' has no function '{'z' * 97}...'",
+    )
 
 
 def test_bodies_are_limited_announced_or_not(http):

@@ -30,7 +30,7 @@ from servax.protocols.open_inference.codec import (
     short,
     travels,
 )
-from servax.runtime.request import InferRequest, InferResult, new_id
+from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.servable import State
 
 Scope = MutableMapping[str, Any]
@@ -83,7 +83,7 @@ class OpenInference:
                 *(Route(path, self._model) for path in (model, f"{model}/versions/{{version}}")),
                 *(Route(f"{path}/ready", self._model_ready) for path in (model, f"{model}/versions/{{version}}")),
             ],
-            exception_handlers={ServaxError: _on_error, HTTPException: _on_http_error},
+            exception_handlers=ERROR_HANDLERS,
         )
         self._rest.router.redirect_slashes = False
 
@@ -127,10 +127,12 @@ class OpenInference:
                 seen=f"a {type(function).__name__}",
                 expected="a string",
             )
+        if function is not None and function not in self._plane.get(model, version).signatures:
+            function = short(function)
         name, signature = self._plane.signature(model, version, function)
         outputs = chosen_outputs(body, signature)
         tensors = _tensors(body, {spec.name for spec in signature.inputs})
-        request = InferRequest(name, tensors, body.id or new_id(), deadline, owned=True)
+        request = InferRequest(name, tensors, body.id, deadline, owned=True)
         result = await _unless_gone(self._plane.infer(model, version, request), receive)
         message: messages.Message = {
             "model_name": model,
@@ -377,3 +379,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         media_type="application/json",
         headers=error.headers,
     )
+
+
+ERROR_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    ServaxError: _on_error,
+    HTTPException: _on_http_error,
+}
+"""For a Starlette application whose errors are to look like those of the protocol."""
