@@ -170,8 +170,9 @@ class SavedModelRecord(_Record):
 class VerdictRecord(_Record):
     """What parity found for one target, platform, function and bucket.
 
-    `error` is the largest absolute difference to the function run op by op at highest matmul precision, over
-    `tolerance` a failure; `precision` is the difference to the same function in float32.
+    `error` is the absolute difference to the function run op by op at highest matmul precision, where it exceeds
+    `tolerance`, absolute too, most or comes closest; `precision` is the largest difference to the same function in
+    float32, relative to the output's scale.
     """
 
     target: TargetName
