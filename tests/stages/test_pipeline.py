@@ -193,13 +193,6 @@ def test_a_program_that_xla_does_not_compile() -> None:
     assert "no_such_target" in str(caught.value.seen)
 
 
-def test_compile_options_reach_xla() -> None:
-    traced = pipeline.trace_function(STATELESS, BUCKET, PARAMS, DEVICE)
-    with pytest.raises(BuildError, match="XLA cannot compile") as caught:
-        pipeline.compile(traced, {"no_such_option": True})
-    assert "no_such_option" in str(caught.value.seen)
-
-
 def test_results_come_in_the_order_of_the_jobs_and_events_as_they_end() -> None:
     second_is_done = threading.Event()
     seen: list[events.Event] = []

@@ -21,12 +21,14 @@ from bundle_toys import (
     put,
     write_bundle,
 )
-from servax.core.errors import ArtifactUnavailable
+from servax.core.errors import ArtifactUnavailable, UsageError
 from servax.core.trees import flatten
 from servax.stages import fingerprint
 from servax.stages.buckets import Bucket
 from servax.targets import aot
 from servax.targets.bundle import Bundle, amend
+from servax.targets.lowering import LoweredExport, compile_export
+from servax.targets.target import Materials
 
 CHILD = """
 import json, sys
@@ -153,7 +155,7 @@ def test_the_record_says_what_the_executable_is(bundle):
     manifest = bundle.manifest
     assert len(manifest.executables) == 3
     mark = fingerprint.current([jax.devices()[0]])
-    assert bundle.fingerprints == {mark.id: dict(mark.fields)}
+    assert {each.id: each.fields for each in manifest.fingerprints} == {mark.id: dict(mark.fields)}
     assert "aot" in manifest.targets
     assert [each.bound_to for each in manifest.expiry if each.target == "aot"] == [mark.id]
     record = manifest.executable(mark.id, "predict", SMALL.label)
@@ -293,18 +295,65 @@ def test_adding_again_replaces_and_keeps_other_machines(bundle, tmp_path):
     made = aot.compile_executable(other, "predict", SMALL, device)
     twice = aot.add(aot.add(other, [made]), [made])
     assert len(twice.manifest.executables) == 4
-    assert set(twice.fingerprints) == {"elsewhere", made.record.fingerprint}
+    assert {each.id for each in twice.manifest.fingerprints} == {"elsewhere", made.record.fingerprint}
     assert aot.load(Bundle.open(other.root), "predict", SMALL, device).target == "aot"
 
 
-def test_compile_options_are_passed_and_recorded(bundle):
-    made = aot.compile_executable(
-        bundle, "predict", SMALL, jax.devices()[0], compile_options={"xla_cpu_enable_fast_min_max": True}
-    )
-    assert made.record.compile_options == {"xla_cpu_enable_fast_min_max": "True"}
+def test_what_xla_does_not_compile_names_the_export_and_the_cause(bundle):
+    def bad(x):
+        return jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    lowered = jax.jit(bad).lower(jax.ShapeDtypeStruct((2,), "float32"))
+    record = bundle.manifest.program("predict", SMALL.label)
     with pytest.raises(ArtifactUnavailable, match="XLA does not compile") as caught:
-        aot.compile_executable(bundle, "predict", SMALL, jax.devices()[0], compile_options={"xla_no_such_option": "1"})
-    assert "xla_no_such_option" in str(caught.value.seen)
+        compile_export(LoweredExport(record, lowered, {}))
+    assert caught.value.where == record.file
+    assert "no_such_target" in caught.value.seen
+
+
+def test_a_library_that_does_not_import_is_a_reason_to_fall_back(bundle, monkeypatch):
+    def broken(_calls):
+        raise ImportError("no scipy here")
+
+    monkeypatch.setattr(aot, "_prepare_libraries", broken)
+    with pytest.raises(ArtifactUnavailable, match="does not load") as caught:
+        aot.load(bundle, "predict", SMALL, jax.devices()[0])
+    assert caught.value.seen == "ImportError: no scipy here"
+    assert "servax compile" in caught.value.remedy
+
+
+def test_only_what_is_missing_is_compiled(bundle, tmp_path):
+    def change(content):
+        content["executables"] = content["executables"][1:]
+
+    other = altered(bundle, tmp_path, change)
+    device = jax.devices()[0]
+    mark = fingerprint.current([device])
+    assert aot.obstacles(other, device) == ()
+    complete, added = aot.compile_missing(other, device, mark)
+    assert (added, len(complete.manifest.executables)) == (1, 3)
+    assert aot.compile_missing(complete, device, mark)[1] == 0
+
+
+def test_what_stands_in_the_way_of_executables(bundle, tmp_path):
+    def change(content):
+        content["fingerprints"][0]["fields"]["cpu cores"] = "1024"
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    device = jax.devices()[0]
+    (other,) = aot.obstacles(altered(bundle, tmp_path / "one", change), device)
+    assert "cpu cores: 1024 in the bundle" in other
+    (none,) = aot.obstacles(altered(bundle, tmp_path / "two", lambda content: content.update(executables=[])), device)
+    assert none.startswith("the bundle has no executables; run `servax compile ")
+
+
+def test_executables_are_refused_for_a_platform_that_the_exports_lack():
+    with pytest.raises(UsageError, match="aot compiles for this machine's cpu") as caught:
+        aot.check(Materials(lambda: jax.devices()[0], ("cuda", "tpu")))
+    assert caught.value.seen == "cuda, tpu"
+    assert "--platform cpu" in caught.value.remedy
+    aot.check(Materials(lambda: jax.devices()[0], ("cpu",)))
 
 
 def test_executables_are_whole_although_a_persistent_cache_has_the_program(bundle, tmp_path):

@@ -32,12 +32,12 @@ sys.path.insert(0, sys.argv[2])
 import jax
 from bundle_toys import COUNT, PARAMS, PREDICT, LARGE, SMALL, STATIC
 from servax.core import monitoring
-from servax.targets import jit
+from servax.targets import compilation_cache, jit
 
 monitoring.register()
 # A program that was compiled before the cache is switched on must not keep it off.
 jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((1,), "float32")).compile()
-folder = jit.enable_cache(sys.argv[1], jax.devices())
+folder = compilation_cache.enable_cache(sys.argv[1], jax.devices())
 before = monitoring.counts("other")
 for function, bucket in ((PREDICT, SMALL), (PREDICT, LARGE), (COUNT, STATIC)):
     jit.load(function, bucket, PARAMS, jax.devices()[0])

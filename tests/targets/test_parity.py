@@ -11,7 +11,7 @@ from servax.core import events
 from servax.core.errors import BundleError
 from servax.core.tensors import Signature, TensorSpec
 from servax.model.function import Function
-from servax.stages.buckets import Bucket, BucketGrid
+from servax.stages.buckets import Bucket
 from servax.targets import parity
 from servax.targets.bundle import Bundle, BundleWriter
 from servax.targets.child_protocol import Job, Started
@@ -43,7 +43,7 @@ def bundle(tmp_path_factory):
 def prove(bundle, monkeypatch):
     """Proves `bundle` by `scripted_child.py`, which does what the script says, by bucket."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setitem(parity.MODULES, "export", "scripted_child")
+    monkeypatch.setattr(parity, "CHILD", "scripted_child")
 
     def run(script, platform="cpu", **options):
         monkeypatch.setenv("CHILD_SCRIPT", json.dumps(script))
@@ -124,7 +124,7 @@ def test_a_child_that_hangs_is_killed_and_named(prove):
 
 
 def test_a_child_that_dies_before_its_first_bucket_fails_them_all_once(prove, monkeypatch):
-    monkeypatch.setitem(parity.MODULES, "export", "no_such_module")
+    monkeypatch.setattr(parity, "CHILD", "no_such_module")
     proof = prove({})
     assert verdicts(proof) == ["failed"] * 3
     assert str(proof.verdicts[2].reason).startswith("child ended with status 1 before double@batch=4; its output ends:")
@@ -214,12 +214,3 @@ def test_a_results_folder_of_a_dead_child_says_where_it_was(bundle, tmp_path, mo
     assert run.lines == (Started("double", "batch=1"),)
     assert run.ending == "child died with SIGSEGV"
     assert "about to read address 0" in run.tail
-
-
-def test_every_bucket_of_aot_and_the_corners_of_the_others():
-    grid = BucketGrid({"f": tuple(Bucket.of(batch=b, length=n) for b in (1, 4, 8) for n in (16, 32, 64))})
-    assert parity.buckets_to_prove("aot", grid)["f"] == grid["f"]
-    assert len(parity.buckets_to_prove("export", grid, full=True)["f"]) == 9
-    corners = parity.buckets_to_prove("saved_model", grid)["f"]
-    assert set(corners) == set(grid.corners("f"))
-    assert len(corners) < 9

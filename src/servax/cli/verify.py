@@ -27,7 +27,7 @@ def command(
     from servax.workflow.verify import verify
 
     with progress():
-        checked = verify(bundle, targets=target, platform=platform, full=parity == "full")
+        checked = verify(bundle, targets=target, platform=platform, parity=parity)
     if json:
         print_json(checked.parity.as_json())
     else:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Platforms that programs are made for; each can be lowered for on any machine."""
+
 
 class Device(Protocol):
     """The part of `jax.Device` that servax uses; jaxlib, which defines the class, ships no type information."""

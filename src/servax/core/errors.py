@@ -175,3 +175,9 @@ class ExecutionError(ServiceError):
 
 class RecompileError(ExecutionError):
     """A call after ready would have traced, lowered, compiled, or moved data implicitly (contract 1)."""
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message: what one of our own says it has seen of a library's."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

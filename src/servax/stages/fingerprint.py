@@ -17,59 +17,37 @@ import jax
 import jaxlib.version
 
 from servax.core.device import Device, platform_of
+from servax.stages.settings import settings_here
 
-SETTINGS = (
-    "eager_constant_folding",
-    "jax_accurate_erf_inv",
-    "jax_allow_f16_reductions",
-    "jax_auto_pcast",
-    "jax_bcoo_cusparse_lowering",
+COMPILED_BY = (
     "jax_compiler_enable_remat_pass",
-    "jax_cpu_collectives_implementation",
-    "jax_custom_jvp3",
-    "jax_custom_vjp3",
-    "jax_debug_infs",
-    "jax_debug_nans",
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
     "jax_disable_most_optimizations",
-    "jax_embedded_constants_max_bytes",
-    "jax_enable_custom_prng",
     "jax_enable_pgle",
     "jax_enable_x64",
-    "jax_error_checking_behavior_divide",
-    "jax_error_checking_behavior_nan",
-    "jax_error_checking_behavior_oob",
-    "jax_explicit_x64_dtypes",
-    "jax_high_dynamic_range_gumbel",
     "jax_memory_fitting_level",
-    "jax_numpy_dtype_promotion",
     "jax_optimization_level",
-    "jax_pallas_enable_debug_checks",
-    "jax_pallas_use_mosaic_gpu",
-    "jax_pgle_profiling_runs",
-    "jax_ragged_dot_use_gpu_pallas_triton_lowering",
-    "jax_ragged_dot_use_ragged_dot_instruction",
-    "jax_random_seed_offset",
-    "jax_remat3",
-    "jax_remat_barrier_no_cotangents",
-    "jax_scan3",
-    "jax_softmax_custom_jvp",
-    "jax_threefry_gpu_kernel_lowering",
     "jax_threefry_partitionable",
-    "jax_use_direct_linearize",
-    "jax_use_emit_pipeline_primitive",
-    "jax_use_hlo_logistic_lowering",
-    "jax_use_magma",
     "jax_use_shardy_partitioner",
     "jax_use_simplified_jaxpr_constants",
     "jax_xla_profile_version",
 )
-"""Settings of JAX that change the code it makes; those that a version of JAX lacks are left out."""
+"""Settings of JAX that an executable depends on beyond its StableHLO.
 
-_ABSENT = object()
+An executable is compiled from an export whose digest its record holds, so a setting that acts only while a function is
+traced or its operations are lowered (`jax_numpy_dtype_promotion`, `jax_debug_nans`) has done its work in that digest,
+and refusing an executable for it would cost a start-up and gain nothing. These are read when the export is called and
+compiled (`jax/_src/compiler.py`, `jax/_src/interpreters/mlir.py`), and 64-bit mode, matmul precision and PRNG, which
+decide what a caller's arrays and keys are.
+"""
+
 _WORD_LISTS = ("cpu features", "xla flags")
 _PLUGINS = re.compile(r"^(jax[-_](cuda|rocm|oneapi|metal)|jax-.*-pjrt|libtpu|nvidia-(cudnn|cublas))", re.IGNORECASE)
+_X86_INSTRUCTIONS = re.compile(
+    r"(mmx|sse|ssse3|pni|avx|fma|f16c|xop|tbm|bmi|abm|adx|aes|vaes|v?pclmulqdq|sha|sm[34]|gfni|amx|popcnt|movbe|rdrand"
+    r"|rdseed|cx8|cx16|cmov|fxsr|lahf_lm|xsave|3dnow|prefetch|clflushopt|clwb|movdir|lm$|apx)"
+)
 _LIBRARY = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$")
 
 
@@ -90,20 +68,21 @@ def current(devices: Sequence[Device]) -> Fingerprint:
     """The fingerprint of this process for programs on these devices.
 
     On a CPU the host is part of it: its features decide the instructions, its cores how the work is split. On an
-    accelerator the driver and the plugin's libraries take that place, and the host may change.
+    accelerator the driver and the plugin's libraries take that place, and the host may change. Devices that the program
+    does not use are no part of it: what eight GPUs built, one GPU runs.
     """
     first = devices[0]
     fields = {
         "platform": platform_of(first),
         "device kind": first.device_kind,
         "device ids": " ".join(str(device.id) for device in devices),
-        "topology": f"{jax.process_count()} processes, {first.client.device_count()} devices",
+        "topology": f"{jax.process_count()} processes",
         "runtime": str(first.client.platform_version),
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
         "jaxlib build": _jaxlib_build(),
         "xla flags": " ".join(_xla_flags()),
-        **settings(),
+        **{name: str(value) for name, value in settings_here().items() if name in COMPILED_BY},
     }
     if first.platform == "cpu":
         fields |= _host()
@@ -130,14 +109,6 @@ def differences(a: Fingerprint, b: Fingerprint) -> tuple[tuple[str, str, str], .
     return tuple(found)
 
 
-def settings() -> dict[str, str]:
-    """The settings of JAX that change code, as they hold on this thread."""
-    # Settings that a context can change are attributes of `jax.config`, the rest are in its `values`.
-    everywhere: Mapping[str, object] = jax.config.values
-    found = {name: getattr(jax.config, name, everywhere.get(name, _ABSENT)) for name in SETTINGS}
-    return {name: str(value) for name, value in found.items() if value is not _ABSENT}
-
-
 def _host() -> dict[str, str]:
     model, features = cpu()
     return {"cpu model": model, "cpu features": features, "cpu cores": str(_cores())}
@@ -145,7 +116,7 @@ def _host() -> dict[str, str]:
 
 @functools.cache
 def cpu(path: str = "/proc/cpuinfo") -> tuple[str, str]:
-    """Model name and features of the host's CPU; where Linux does not say, what the platform calls its processor."""
+    """Model name and instruction sets of the host's CPU; without `/proc`, what the platform calls its processor."""
     try:
         content = Path(path).read_text()
     except OSError:
@@ -159,8 +130,11 @@ def cpu(path: str = "/proc/cpuinfo") -> tuple[str, str]:
     model = " ".join(
         value if name == "model name" else f"{name} {value}" for name in known if (value := first.get(name))
     )
-    features = first.get("flags") or first.get("Features") or platform.machine()
-    return model or platform.machine(), " ".join(sorted(features.split()))
+    if "flags" in first:  # of x86, among words about the kernel's mitigations and the hypervisor
+        features = [word for word in first["flags"].split() if _X86_INSTRUCTIONS.match(word)]
+    else:
+        features = first.get("Features", platform.machine()).split()
+    return model or platform.machine(), " ".join(sorted(features))
 
 
 def _cores() -> int:
@@ -193,9 +167,12 @@ def _accelerator(device: Device) -> dict[str, str]:
 
 
 def _xla_flags() -> list[str]:
-    """Flags of XLA, sorted; those that only write dumps change no code."""
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    return sorted(flag for flag in flags if not flag.startswith("--xla_dump"))
+    """Flags of XLA by name, the last of a name as XLA takes it; those that only write dumps change no code."""
+    flags: dict[str, str] = {}
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        name, _, value = flag.partition("=")
+        flags[name] = value or "true"
+    return sorted(f"{name}={value}" for name, value in flags.items() if not name.startswith("--xla_dump"))
 
 
 @functools.cache

@@ -18,14 +18,14 @@ import jax
 
 from servax.core import events
 from servax.core.device import Device
-from servax.core.errors import BuildError, ModelError, ServaxError
+from servax.core.errors import BuildError, ModelError, ServaxError, first_line
 from servax.core.monitoring import LOADING, thread_role
 from servax.core.tensors import TensorSpec
 from servax.core.trees import KeyPath, Tree, flatten, unflatten
 from servax.model.function import Function
 from servax.stages import cost, stablehlo
 from servax.stages.buckets import Bucket
-from servax.stages.fingerprint import SETTINGS
+from servax.stages.settings import settings_here
 
 T = TypeVar("T")
 FlatArrays = tuple[Any, ...]
@@ -154,11 +154,24 @@ def flat_avals(
       ModelError: the function has 64-bit tensors and JAX's 64-bit mode is off.
     """
     _check_wide(function)
+    return committed_avals(params, function.state or (), function.signature.inputs, bucket, device)
+
+
+def committed_avals(
+    params: Tree, state: Sequence[TensorSpec], inputs: Sequence[TensorSpec], bucket: Bucket, device: Device
+) -> tuple[FlatArrays, FlatArrays, FlatArrays]:
+    """Abstract parameters, state and inputs of a program as flat tuples, committed to `device`."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     leaves = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf in flatten(params).values())
-    state = _avals(function.state or (), {}, sharding)
-    inputs = _avals(function.signature.inputs, bucket.mapping(), sharding)
-    return leaves, tuple(state.values()), tuple(inputs.values())
+    before, given = _avals(state, {}, sharding), _avals(inputs, bucket.mapping(), sharding)
+    return leaves, tuple(before.values()), tuple(given.values())
+
+
+def too_wide(dtypes: Mapping[str, str]) -> list[str]:
+    """Names of the tensors of 64 bits a component, where JAX's 64-bit mode is off: it would narrow them in silence."""
+    if jax.config.jax_enable_x64:
+        return []
+    return [name for name, dtype in dtypes.items() if dtype in ("int64", "uint64", "float64", "complex128")]
 
 
 def trace_function(function: Function, bucket: Bucket, params: Tree, device: Device) -> Stages:
@@ -200,7 +213,7 @@ def trace(wrapped: jax.stages.Wrapped, arguments: Sequence[Any], *, function: st
         raise ModelError(
             f"the function {function!r} does not trace",
             where=f"{function}@{bucket.label}",
-            seen=_first_line(error),
+            seen=first_line(error),
             remedy="the cause, with the line of the model's code, is in the traceback above",
         ) from error
     return Stages(function, bucket, traced, seconds={"trace": time.perf_counter() - start})
@@ -218,29 +231,25 @@ def lower(stages: Stages) -> Stages:
     except Exception as error:
         # Lowering rules, custom ones too, raise what they like; the kind does not tell more than the text.
         raise BuildError(
-            f"the function {stages.function!r} cannot be lowered", where=stages.where, seen=_first_line(error)
+            f"the function {stages.function!r} cannot be lowered", where=stages.where, seen=first_line(error)
         ) from error
     return replace(stages, lowered=lowered, seconds={**stages.seconds, "lower": time.perf_counter() - start})
 
 
-def compile(stages: Stages, options: Mapping[str, str | bool] | None = None) -> Stages:
+def compile(stages: Stages) -> Stages:
     """The lowered function compiled by XLA; lowers it first where that has not been done.
-
-    Args:
-      stages: at least traced.
-      options: XLA's own compile options, for this program alone.
 
     Raises:
       BuildError: XLA does not compile it.
     """
     if stages.lowered is None:
-        return compile(lower(stages), options)
+        return compile(lower(stages))
     start = time.perf_counter()
     try:
-        compiled = stages.lowered.compile(dict(options) if options else None)
+        compiled = stages.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         raise BuildError(
-            f"XLA cannot compile the function {stages.function!r}", where=stages.where, seen=_first_line(error)
+            f"XLA cannot compile the function {stages.function!r}", where=stages.where, seen=first_line(error)
         ) from error
     return replace(stages, compiled=compiled, seconds={**stages.seconds, "compile": time.perf_counter() - start})
 
@@ -261,7 +270,7 @@ def run_parallel(jobs: Mapping[str, Callable[[], T]], step: str, workers: int | 
     """
     if not jobs:
         return []
-    settings = _settings()
+    settings = settings_here()
 
     def run(job: Callable[[], T]) -> tuple[T, float]:
         with thread_role(LOADING), _same_settings(settings):
@@ -283,17 +292,14 @@ def run_parallel(jobs: Mapping[str, Callable[[], T]], step: str, workers: int | 
         return [future.result()[0] for future in futures]
 
 
-def _settings() -> dict[str, Any]:
-    return {name: getattr(jax.config, name) for name in SETTINGS if hasattr(jax.config, name)}
-
-
 @contextlib.contextmanager
 def _same_settings(wanted: Mapping[str, Any]) -> Generator[None]:
     """JAX's settings as another thread had them: contexts such as `jax.enable_x64(True)` hold on their thread alone."""
+    here = settings_here()
     with contextlib.ExitStack() as stack:
         for name, value in wanted.items():
             context = getattr(jax, name.removeprefix("jax_"), None)
-            if context is not None and getattr(jax.config, name) != value:
+            if context is not None and here[name] != value:
                 stack.enter_context(context(value))
         yield
 
@@ -323,13 +329,12 @@ def _avals(
 
 
 def _check_wide(function: Function) -> None:
-    specs = (*function.signature.inputs, *(function.state or ()))
-    wide = [spec for spec in specs if spec.dtype in ("int64", "uint64", "float64", "complex128")]
-    if wide and not getattr(jax.config, "jax_enable_x64", False):
+    specs = {spec.name: spec for spec in (*function.signature.inputs, *(function.state or ()))}
+    if wide := too_wide({name: spec.dtype for name, spec in specs.items()}):
         raise ModelError(
             f"the function {function.name!r} has 64-bit tensors, and JAX's 64-bit mode is off",
-            where=", ".join(spec.name for spec in wide),
-            seen=", ".join(f"{spec.name}: {spec.text()}" for spec in wide),
+            where=", ".join(wide),
+            seen=", ".join(f"{name}: {specs[name].text()}" for name in wide),
             expected="types of at most 32 bits a component",
             remedy="declare 32-bit types, or set JAX_ENABLE_X64=1",
         )
@@ -355,8 +360,3 @@ def _shape_text(shape_and_dtype: tuple[tuple[int, ...], str] | None) -> str:
     if shape_and_dtype is None:
         return "nothing"
     return f"{shape_and_dtype[1]}[{', '.join(map(str, shape_and_dtype[0]))}]"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

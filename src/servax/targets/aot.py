@@ -6,28 +6,32 @@ its digest was checked: on another CPU, jaxlib or setting it could end the proce
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
 
-from servax.core.device import Device
-from servax.core.errors import ArtifactUnavailable, BundleError
-from servax.stages import cost, fingerprint
+from servax.core.device import Device, platform_of
+from servax.core.errors import ArtifactUnavailable, BundleError, UsageError
+from servax.stages import cost, fingerprint, stablehlo
 from servax.stages.buckets import Bucket
 from servax.stages.fingerprint import Fingerprint
+from servax.stages.pipeline import run_parallel
 from servax.targets.bundle import Bundle, amend
+from servax.targets.child_protocol import Job
 from servax.targets.compilation_cache import suspended_cache
 from servax.targets.expiry import executable_expiry
+from servax.targets.jaxpart import JaxPart
 from servax.targets.lowering import compile_export, lower_export, read_export
-from servax.targets.manifest import TARGETS, ExecutableRecord, FingerprintRecord, FunctionRecord, Manifest
-from servax.targets.target import LoadedProgram
+from servax.targets.manifest import ExecutableRecord, FingerprintRecord, FunctionRecord, Manifest, TargetName
+from servax.targets.target import LoadedProgram, Materials, corners
 
-_CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)"')
+NAME: TargetName = "aot"
+FROM_EXPORTS: bool = True
+PORTABLE: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +46,24 @@ class CompiledExecutable:
 
 
 def compile_executable(
-    bundle: Bundle,
-    function: str,
-    bucket: Bucket,
-    device: Device,
-    *,
-    compile_options: Mapping[str, str | bool] | None = None,
+    bundle: Bundle, function: str, bucket: Bucket, device: Device, *, mark: Fingerprint | None = None
 ) -> CompiledExecutable:
     """The export of a bucket compiled for this machine and `device`, and serialized.
 
-    The persistent compilation cache is not asked: what comes out of it cannot be serialized again.
+    The persistent compilation cache is not asked: what comes out of it cannot be serialized again. `mark` is the
+    fingerprint of `device`, if already known.
 
     Raises:
       BundleError: the export is missing or damaged.
       ArtifactUnavailable: there is no such export, or it cannot be used on this machine.
     """
     prepared = lower_export(bundle, function, bucket, device)
-    options = dict(compile_options or {})
     start = time.perf_counter()
     with suspended_cache():
-        compiled = compile_export(prepared, options)
+        compiled = compile_export(prepared)
     seconds = time.perf_counter() - start
     data, _, _ = serialize_executable.serialize(compiled)
-    mark = fingerprint.current([device])
+    mark = mark or fingerprint.current([device])
     return CompiledExecutable(
         data=data,
         record=ExecutableRecord(
@@ -73,9 +72,8 @@ def compile_executable(
             bucket=bucket.label,
             file=f"executables/{mark.id}/{function}/{bucket.label}",
             stablehlo_digest=prepared.record.stablehlo_digest,
-            compile_options={name: str(value) for name, value in options.items()},
             donated_state=bundle.manifest.functions[function].stateful,
-            custom_calls=tuple(sorted(set(_CUSTOM_CALL.findall(compiled.as_text() or "")))),
+            custom_calls=stablehlo.custom_calls(prepared.lowered),
             seconds=seconds,
         ),
         fingerprint=mark,
@@ -103,17 +101,75 @@ def add(bundle: Bundle, executables: Sequence[CompiledExecutable]) -> Bundle:
             else program
             for program in manifest.programs
         )
-        return manifest.model_copy(
-            update={
-                "executables": tuple(records.values()),
-                "fingerprints": tuple(marks.values()),
-                "expiry": tuple(expiry.values()),
-                "programs": programs,
-                "targets": tuple(name for name in TARGETS if name == "aot" or name in manifest.targets),
-            }
+        return manifest.with_target(
+            NAME,
+            executables=tuple(records.values()),
+            fingerprints=tuple(marks.values()),
+            expiry=tuple(expiry.values()),
+            programs=programs,
         )
 
     return amend(bundle, {each.record.file: each.data for each in executables}, change)
+
+
+def compile_missing(bundle: Bundle, device: Device, mark: Fingerprint) -> tuple[Bundle, int]:
+    """The bundle with every executable for `device`, whose fingerprint is `mark`, and how many had to be compiled.
+
+    A damaged executable counts as missing.
+
+    Raises:
+      BundleError: an export is missing or damaged.
+      ArtifactUnavailable: an export cannot be used on this machine.
+    """
+
+    def job(function: str, bucket: Bucket) -> Callable[[], CompiledExecutable]:
+        return lambda: compile_executable(bundle, function, bucket, device, mark=mark)
+
+    missing = [key for key in bundle.manifest.grid() if not is_usable(bundle, *key, mark)]
+    jobs = {f"{function}@{bucket.label}": job(function, bucket) for function, bucket in missing}
+    executables = run_parallel(jobs, "compile")
+    return (add(bundle, executables) if executables else bundle), len(executables)
+
+
+def check(materials: Materials) -> None:
+    """Refuses to compile for a machine that the exports are not for; `Target.check`."""
+    here = platform_of(materials.open_device())
+    if here not in materials.platforms:
+        raise UsageError(
+            f"aot compiles for this machine's {here}, which is not among the platforms",
+            seen=", ".join(materials.platforms),
+            remedy=f"add --platform {here}, or build -t export here and run servax compile there",
+        )
+
+
+def make(bundle: Bundle, materials: Materials) -> Bundle:
+    """The bundle with this machine's executables; `Target.make`."""
+    device = materials.open_device()
+    return compile_missing(bundle, device, fingerprint.current([device]))[0]
+
+
+def buckets(bundle: Bundle, *, full: bool) -> dict[str, tuple[Bucket, ...]]:
+    """Every bucket: none of them costs a compile; `Target.buckets`."""
+    del full
+    return corners(bundle, full=True)
+
+
+def open_part(job: Job) -> JaxPart:
+    """The executables; `Target.open_part`."""
+    return JaxPart(job, load)
+
+
+def obstacles(bundle: Bundle, device: Device) -> tuple[str, ...]:
+    """Executables that are missing, or of another machine; `Target.obstacles`."""
+    if not bundle.manifest.executables:
+        return (f"the bundle has no executables; {_compile(bundle)}",)
+    here = fingerprint.current([device])
+    known = [Fingerprint(record.fields) for record in bundle.manifest.fingerprints]
+    if any(each.fields == here.fields for each in known):
+        return ()
+    fewest = min((fingerprint.differences(each, here) for each in known), key=len)
+    fields = ", ".join(f"{field}: {theirs} in the bundle, {ours} here" for field, theirs, ours in fewest)
+    return (f"executables are for another machine ({fields}); {_compile(bundle)}",)
 
 
 def is_usable(bundle: Bundle, function: str, bucket: Bucket, mark: Fingerprint) -> bool:
@@ -145,14 +201,14 @@ def load(
     mark = mark or fingerprint.current([device])
     record = _find(bundle, function, bucket, mark)
     data = _read(bundle, record)
-    _prepare_libraries(record.custom_calls)
     in_tree, out_tree = _trees(bundle.manifest, bundle.manifest.functions[function])
     try:
+        _prepare_libraries(record.custom_calls)
         compiled = serialize_executable.deserialize_and_load(
             data, in_tree, out_tree, backend=device.client, execution_devices=[device]
         )
     except Exception as error:
-        # Whatever the unpickler or the runtime raises, the answer is the same: compile it again, here.
+        # Whatever an import, the unpickler or the runtime raises, the answer is the same: compile it again, here.
         raise ArtifactUnavailable(
             "an executable does not load, although its fingerprint and its digest are right",
             where=str(bundle.path(record.file)),
@@ -162,7 +218,7 @@ def load(
     program = bundle.manifest.program(function, bucket.label)
     return LoadedProgram(
         program=compiled,
-        target="aot",
+        target=NAME,
         seconds={"load": time.perf_counter() - start},
         cost=program.cost if program and program.cost else cost.cost(compiled),
         memory=program.memory if program and program.memory else cost.memory(compiled),

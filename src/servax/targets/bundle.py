@@ -67,11 +67,6 @@ class Bundle:
         return bundle
 
     @property
-    def fingerprints(self) -> dict[str, dict[str, str]]:
-        """Fields of the fingerprints that the bundle has executables for, by id."""
-        return {record.id: record.fields for record in self.manifest.fingerprints}
-
-    @property
     def parity(self) -> ParityReport:
         """What was proved of it: verdicts per target and platform, with numbers."""
         return ParityReport(self.manifest.verdicts)

@@ -1,6 +1,6 @@
 """What parity and its child processes say to one another: a job in a file, a report of one line a fact, and outputs.
 
-A child is `python -m servax.targets.<module> JOB.json`. It reads the job, answers the golden samples of one bucket
+A child is `python -m servax.targets.child JOB.json`. It reads the job, answers the golden samples of one bucket
 after another, and appends to `report.jsonl` in the job's results folder as it goes, so that what it did before it died
 is known. Needs no JAX: the child that proves a SavedModel must not be able to import it.
 """
@@ -20,6 +20,7 @@ from etils import epath
 
 from servax.core.errors import ArtifactUnavailable, PlatformError, ServaxError
 from servax.stages.buckets import Bucket
+from servax.targets.manifest import TargetName
 from servax.targets.samples import Sample, from_bytes
 from servax.targets.tensorfile import tensors_from_bytes, tensors_to_bytes
 
@@ -63,7 +64,7 @@ class Job(msgspec.Struct, frozen=True):
       settings: of `jax.config`, as they hold in the parent.
     """
 
-    target: str
+    target: TargetName
     platform: str
     bundle: str
     results: str

@@ -7,28 +7,37 @@ calls it by `jax.export.deserialize(data).call(params, {"tokens": tokens})`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.export
 
-from servax.core.device import Device
-from servax.core.errors import ModelError
+from servax.core.device import PLATFORMS, Device, platform_of
+from servax.core.errors import ModelError, first_line
+from servax.core.events import Notice, emit
 from servax.core.tensors import TensorSpec
 from servax.core.trees import Tree, flatten, unflatten
 from servax.model.function import Function
 from servax.stages import cost, pipeline, stablehlo
 from servax.stages.buckets import Bucket
 from servax.stages.constants import Constant, check_constants, check_exportable
-from servax.targets.bundle import Bundle
-from servax.targets.lowering import compile_export, first_line, lower_export, read_export
-from servax.targets.manifest import SYMBOLIC, ProgramRecord
-from servax.targets.target import LoadedProgram
+from servax.stages.pipeline import run_parallel
+from servax.targets.bundle import Bundle, amend
+from servax.targets.child_protocol import Job
+from servax.targets.expiry import export_expiry
+from servax.targets.jaxpart import JaxPart
+from servax.targets.lowering import compile_export, lower_export, read_export
+from servax.targets.manifest import SYMBOLIC, ProgramRecord, TargetName
+from servax.targets.target import LoadedProgram, Materials, corners
 
-PLATFORMS = ("cpu", "cuda", "tpu")
-"""Platforms that an export is made for unless told otherwise; all can be lowered for on any machine."""
+NAME: TargetName = "export"
+FROM_EXPORTS: bool = False
+PORTABLE: bool = True
+
+_REPORTED_CONSTANT = 1024
+"""Bytes from which a closed-over array is worth a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +145,7 @@ def load(bundle: Bundle, function: str, bucket: Bucket, device: Device) -> Loade
     compiled = compile_export(prepared)
     return LoadedProgram(
         program=compiled,
-        target="export",
+        target=NAME,
         seconds={**prepared.seconds, "compile": time.perf_counter() - start},
         cost=cost.cost(compiled),
         memory=cost.memory(compiled),
@@ -144,9 +153,77 @@ def load(bundle: Bundle, function: str, bucket: Bucket, device: Device) -> Loade
     )
 
 
+def check(_materials: Materials) -> None:
+    """Nothing to refuse: every platform can be lowered for on any machine; `Target.check`."""
+
+
+def make(bundle: Bundle, materials: Materials) -> Bundle:
+    """The bundle with every function at every bucket, and at symbolic dimensions where it traces; `Target.make`.
+
+    Raises:
+      ModelError: as `export` does.
+    """
+    functions, params, platforms = materials.functions, materials.params, materials.platforms
+    grid = bundle.manifest.grid()
+
+    def job(name: str, bucket: Bucket) -> Callable[[], ExportedProgram | NotSymbolic]:
+        return lambda: export(functions[name], bucket, params, platforms)
+
+    def symbolic(name: str) -> Callable[[], ExportedProgram | NotSymbolic]:
+        largest = max(grid[name], key=Bucket.volume)
+        return lambda: export_symbolic(functions[name], largest, params, platforms)
+
+    jobs = {f"{name}@{bucket.label}": job(name, bucket) for name, bucket in grid}
+    jobs |= {f"{name}@{SYMBOLIC}": symbolic(name) for name, function in functions.items() if function.signature.dims}
+    programs: list[ExportedProgram] = []
+    for label, result in zip(jobs, run_parallel(jobs, "trace and export"), strict=True):
+        if isinstance(result, NotSymbolic):
+            emit(Notice(f"no symbolic export of {label.partition('@')[0]}: {result.reason}"))
+        else:
+            programs.append(result)
+    _report_constants(programs)
+    records = tuple(program.record for program in programs)
+    return amend(
+        bundle,
+        {program.record.file: program.data for program in programs},
+        lambda manifest: manifest.with_target(NAME, programs=records, expiry=(*manifest.expiry, export_expiry())),
+    )
+
+
+def buckets(bundle: Bundle, *, full: bool) -> dict[str, tuple[Bucket, ...]]:
+    """The corners, since each is compiled; `Target.buckets`."""
+    return corners(bundle, full=full)
+
+
+def open_part(job: Job) -> JaxPart:
+    """The exports; `Target.open_part`."""
+    return JaxPart(job, load)
+
+
+def obstacles(bundle: Bundle, device: Device) -> tuple[str, ...]:
+    """Exports that are missing, or for other platforms; `Target.obstacles`."""
+    manifest = bundle.manifest
+    if not manifest.programs:
+        return ("the bundle has no exports (built with --no-fallback); build with -t export",)
+    if (here := platform_of(device)) not in manifest.platforms:
+        return (f"exported for {', '.join(manifest.platforms)}, not for {here}; build with --platform {here}",)
+    return ()
+
+
 def stablehlo_text(data: bytes) -> str:
     """The StableHLO of a serialized export, for people to read."""
     return jax.export.deserialize(bytearray(data)).mlir_module()
+
+
+def _report_constants(programs: Sequence[ExportedProgram]) -> None:
+    """Says which arrays stay in the programs: they keep their values when weights are swapped."""
+    for name in dict.fromkeys(program.record.function for program in programs):
+        largest = max((p for p in programs if p.record.function == name), key=lambda p: p.record.constant_bytes)
+        shown = [each for each in largest.constants if each.bytes >= _REPORTED_CONSTANT or each.parameter]
+        if shown:
+            level = "warning" if any(each.parameter for each in shown) else "info"
+            listed = "; ".join(map(str, shown))
+            emit(Notice(f"{name} has constants in its program, which no new checkpoint changes: {listed}", level))
 
 
 def _jitted(function: Function) -> jax.stages.Wrapped:

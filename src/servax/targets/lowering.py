@@ -6,7 +6,7 @@ The `export` wrapper runs what comes out; the `aot` wrapper serializes it. Nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ import jax
 import jax.export
 
 from servax.core.device import Device, platform_of
-from servax.core.errors import ArtifactUnavailable, PlatformError
-from servax.core.tensors import dtype_of
+from servax.core.errors import ArtifactUnavailable, PlatformError, first_line
+from servax.stages import pipeline
 from servax.stages.buckets import Bucket
 from servax.targets.bundle import Bundle
 from servax.targets.manifest import SYMBOLIC, ExpiryRecord, FunctionRecord, ProgramRecord
@@ -114,24 +114,18 @@ def lower_export(bundle: Bundle, function: str, bucket: Bucket, device: Device) 
     return LoweredExport(record, lowered, seconds)
 
 
-def compile_export(prepared: LoweredExport, options: Mapping[str, str | bool] | None = None) -> jax.stages.Compiled:
-    """The lowered export compiled, with XLA's own compile options if any are given.
+def compile_export(prepared: LoweredExport) -> jax.stages.Compiled:
+    """The lowered export compiled.
 
     Raises:
       ArtifactUnavailable: XLA does not compile it here.
     """
     try:
-        return prepared.lowered.compile(dict(options) if options else None)
+        return prepared.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         raise ArtifactUnavailable(
             "XLA does not compile the export on this machine", where=prepared.record.file, seen=first_line(error)
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """The kind of an error and the first line of its message."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
 def flat_export(exported: jax.export.Exported, record: FunctionRecord, *, name: str) -> FlatCall:
@@ -150,7 +144,7 @@ def flat_export(exported: jax.export.Exported, record: FunctionRecord, *, name: 
 
 def flat_avals(
     bundle: Bundle, function: str, bucket: Bucket, device: Device
-) -> tuple[tuple[jax.ShapeDtypeStruct, ...], tuple[jax.ShapeDtypeStruct, ...], tuple[jax.ShapeDtypeStruct, ...]]:
+) -> tuple[FlatArrays, FlatArrays, FlatArrays]:
     """Abstract parameters, state and inputs of a program, committed to `device`.
 
     Raises:
@@ -158,33 +152,20 @@ def flat_avals(
     """
     manifest = bundle.manifest
     record = manifest.functions[function]
-    sizes = bucket.mapping()
-    sharding = jax.sharding.SingleDeviceSharding(device)
-
-    def avals(tensors: Sequence[tuple[tuple[int, ...], str]]) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(jax.ShapeDtypeStruct(shape, dtype_of(dtype), sharding=sharding) for shape, dtype in tensors)
-
-    parameters = [(each.shape, each.dtype) for each in manifest.parameters]
-    state = (
-        [(each.spec().concrete({}), each.dtype) for each in sorted(manifest.state, key=lambda each: each.name)]
-        if record.stateful
-        else []
-    )
-    inputs = [
-        (spec.concrete(sizes), spec.dtype) for spec in sorted(record.signature().inputs, key=lambda each: each.name)
-    ]
-    wide = {
-        dtype for _, dtype in (*parameters, *state, *inputs) if dtype in {"int64", "uint64", "float64", "complex128"}
+    state = tuple(each.spec() for each in manifest.state) if record.stateful else ()
+    inputs = record.signature().inputs
+    dtypes = {each.path: each.dtype for each in manifest.parameters} | {
+        each.name: each.dtype for each in (*state, *inputs)
     }
-    if wide and not jax.config.jax_enable_x64:
+    if wide := pipeline.too_wide(dtypes):
         raise PlatformError(
             "the program has 64-bit tensors, and JAX's 64-bit mode is off",
             where=f"{function}@{bucket.label} in {bundle.root}",
             seen="jax_enable_x64=False",
-            expected=f"jax_enable_x64=True, for {', '.join(sorted(wide))}",
+            expected=f"jax_enable_x64=True, for {', '.join(sorted({dtypes[name] for name in wide}))}",
             remedy="start with JAX_ENABLE_X64=1",
         )
-    return avals(parameters), avals(state), avals(inputs)
+    return pipeline.committed_avals(manifest.abstract_params(), state, inputs, bucket, device)
 
 
 def _symbolic(record: ProgramRecord | None, bucket: Bucket) -> ProgramRecord | None:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from servax.core.tensors import Scalar, Signature, TensorSpec
+from servax.core.tensors import Scalar, Signature, TensorSpec, dtype_of
+from servax.core.trees import path_of, unflatten
 from servax.stages.buckets import Bucket, BucketGrid
 
 FORMAT = 1
@@ -150,6 +151,7 @@ class ExecutableRecord(_Record):
     stablehlo_digest: str
     """Of the export it was compiled from."""
     compile_options: dict[str, str] = {}
+    """XLA's options for this executable beyond the flags in its fingerprint."""
     donated_state: bool = False
     custom_calls: tuple[str, ...] = ()
     """Native functions it calls, e.g. `lapack_sgetrf_ffi`: their libraries must be there before it runs."""
@@ -165,6 +167,8 @@ class SavedModelRecord(_Record):
     """The version of StableHLO its modules were serialized for."""
     signatures: dict[str, str]
     """Name of the signature -> `FUNCTION` (polymorphic) or `FUNCTION@BUCKET`."""
+    left_out: dict[str, str] = {}
+    """Functions that cannot be signatures -> why."""
 
 
 class VerdictRecord(_Record):
@@ -239,6 +243,19 @@ class Manifest(_Record):
     def grid(self) -> BucketGrid:
         """The buckets of every function."""
         return BucketGrid({name: tuple(map(Bucket.parse, record.buckets)) for name, record in self.functions.items()})
+
+    def abstract_params(self) -> dict[str, Any]:
+        """Shapes and dtypes of the parameters, a nested dictionary of `jax.ShapeDtypeStruct`."""
+        import jax  # what calls a SavedModel reads the manifest too, and has no JAX
+
+        return unflatten(
+            {path_of(each.path): jax.ShapeDtypeStruct(each.shape, dtype_of(each.dtype)) for each in self.parameters}
+        )
+
+    def with_target(self, name: TargetName, **update: Any) -> Manifest:
+        """The manifest of a bundle that has this wrapper too, and these fields besides."""
+        targets = tuple(each for each in TARGETS if each == name or each in self.targets)
+        return self.model_copy(update={"targets": targets, **update})
 
 
 def schema_text() -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from servax.core.events import Notice, StepAdvanced, emit, step
-from servax.stages.buckets import Bucket, BucketGrid
+from servax.stages.buckets import Bucket
 from servax.targets import child_protocol as protocol
 from servax.targets.bundle import Bundle
 from servax.targets.child_protocol import Case, Job, Line, Setting
@@ -27,8 +27,8 @@ from servax.targets.comparison import Measurement, compare, judge
 from servax.targets.manifest import TargetName, VerdictRecord
 from servax.targets.samples import Golden, from_bytes
 
-MODULES: Mapping[str, str] = {"saved_model": "servax.targets.savedmodel"}
-"""The module that proves a target, where it is not `servax.targets.child`."""
+CHILD = "servax.targets.child"
+"""The module that proves a target."""
 
 TIMEOUT = 600.0
 """Seconds that a child may take over one bucket, on average."""
@@ -70,12 +70,6 @@ class ChildRun:
     lines: tuple[Line, ...]
     ending: str | None = None
     tail: str = ""
-
-
-def buckets_to_prove(target: TargetName, grid: BucketGrid, *, full: bool = False) -> dict[str, tuple[Bucket, ...]]:
-    """The buckets to prove by function: every one of `aot`; of the targets that would compile each, the corners."""
-    every = full or target == "aot"
-    return {name: tuple(grid[name]) if every else tuple(grid.corners(name)) for name in grid.functions}
 
 
 def prove(
@@ -135,14 +129,14 @@ def run_child(job: Job, timeout: float, module: str | None = None) -> ChildRun:
     Args:
       job: its results folder exists.
       timeout: in seconds; a child that takes longer is killed.
-      module: run by `python -m`; None: the target's own.
+      module: run by `python -m`; None: `CHILD`.
     """
     results = Path(job.results)
     protocol.write_job(job, results / "job.json")
     command = [
         sys.executable,
         "-m",
-        module or MODULES.get(job.target, "servax.targets.child"),
+        module or CHILD,
         job.results + "/job.json",
     ]
     ending: str | None = None
@@ -171,6 +165,7 @@ def environment(job: Job) -> dict[str, str]:
     values["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     values["JAX_PLATFORMS"] = _PLATFORMS.get(job.platform, job.platform)
     values["PYTHONFAULTHANDLER"] = "1"
+    values["TF_CPP_MIN_LOG_LEVEL"] = "3"
     if job.target == "jit":
         # The model may be importable here only because somebody added to sys.path.
         values["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path and Path(path).is_dir())
@@ -179,14 +174,12 @@ def environment(job: Job) -> dict[str, str]:
 
 def settings() -> dict[str, Setting]:
     """The settings of JAX that change code, as they hold on this thread; empty where JAX has not been imported."""
-    jax = sys.modules.get("jax")
-    if jax is None:
+    if "jax" not in sys.modules:
         return {}
-    from servax.stages.fingerprint import SETTINGS
+    from servax.stages.settings import settings_here
 
-    found = {name: getattr(jax.config, name, jax.config.values.get(name)) for name in SETTINGS}
     # None is most settings' default; an enumeration is set through another setting, or not at all.
-    return {name: value for name, value in found.items() if type(value) in (bool, int, float, str)}
+    return {name: value for name, value in settings_here().items() if isinstance(value, (bool, int, float, str))}
 
 
 def report(proofs: Sequence[Proof]) -> bytes:

@@ -7,14 +7,14 @@ A SavedModel takes tensors only. Text goes through a processor elsewhere; `lengt
 are ordinary inputs that every request carries; nothing pads or cuts. Functions with state are left out: a signature
 is a pure function of its inputs. So are functions that call jaxlib's own kernels (`jnp.linalg`).
 
-`python -m servax.targets.savedmodel JOB.json` is the child that answers golden samples through plain TensorFlow, in a
-process where JAX cannot be imported.
+Its golden samples are answered by plain TensorFlow, in a process where JAX cannot be imported.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import secrets
 import shlex
 import subprocess
 import sys
@@ -25,18 +25,25 @@ import msgspec
 import numpy as np
 from etils import epath
 
+from servax.core.device import Device
 from servax.core.errors import ArtifactUnavailable, BuildError, PlatformError
 from servax.core.events import Notice, StepAdvanced, emit, step
 from servax.core.tensors import TensorSpec
+from servax.stages import padding
 from servax.stages.buckets import Bucket
-from servax.stages.padding import SEED, check, cut, pad
-from servax.targets.bundle import Bundle
-from servax.targets.child_protocol import Answer, Answering, Job, main
-from servax.targets.manifest import FunctionRecord, SavedModelRecord
+from servax.targets.bundle import Bundle, amend
+from servax.targets.child_protocol import Answer, Answering, Job
+from servax.targets.expiry import saved_model_expiry
+from servax.targets.manifest import FunctionRecord, Manifest, SavedModelRecord, TargetName
 from servax.targets.samples import Sample
 from servax.targets.savedmodel_messages import Advanced, Line, Raised, Told, WriteJob
 from servax.targets.savedmodel_names import check_names, refuse_if_empty, tensor_dtype, tensor_name
-from servax.targets.savedmodel_tensorflow import check_tensorflow, load_tensorflow
+from servax.targets.savedmodel_tensorflow import check_tensorflow, installed_tensorflow, load_tensorflow
+from servax.targets.target import Materials, corners
+
+NAME: TargetName = "saved_model"
+FROM_EXPORTS: bool = True
+PORTABLE: bool = False
 
 DIRECTORY = "saved_model"
 """The SavedModel's place in a bundle."""
@@ -72,7 +79,7 @@ def write(bundle: Bundle, directory: str | os.PathLike[str], *, tensorflow: str 
             where=str(bundle.root),
             remedy="build the bundle with `-t export`",
         )
-    left_out = {name: STATEFUL for name, record in manifest.functions.items() if record.stateful}
+    left_out = _stateful(manifest)
     for name, record in manifest.functions.items():
         if name not in left_out:
             check_names(name, record.signature())
@@ -89,9 +96,69 @@ def write(bundle: Bundle, directory: str | os.PathLike[str], *, tensorflow: str 
             raise
 
 
-def functions_of(record: SavedModelRecord) -> frozenset[str]:
-    """The functions that a SavedModel has, which are those that parity can prove of it."""
-    return frozenset(origin.partition("@")[0] for origin in record.signatures.values())
+def check(materials: Materials) -> None:
+    """Refuses a TensorFlow that is missing or not known; `Target.check`."""
+    check_tensorflow(materials.tensorflow)
+
+
+def make(bundle: Bundle, materials: Materials) -> Bundle:
+    """The bundle with a SavedModel, in place of the one it may have; `Target.make`."""
+    directory = bundle.root / f".{DIRECTORY}.tmp-{secrets.token_hex(4)}"
+    try:
+        record = write(bundle, directory, tensorflow=materials.tensorflow)
+        files = {
+            f"{DIRECTORY}/{(folder / name).relative_to(directory).as_posix()}": folder / name
+            for folder, _, names in directory.walk()
+            for name in names
+        }
+        stale = {name for name in bundle.manifest.files if name.startswith(f"{DIRECTORY}/")} - files.keys()
+
+        def change(manifest: Manifest) -> Manifest:
+            return manifest.with_target(
+                NAME,
+                saved_model=record,
+                files={name: each for name, each in manifest.files.items() if name not in stale},
+                expiry=(
+                    *(each for each in manifest.expiry if each.target != NAME),
+                    saved_model_expiry(record.tensorflow),
+                ),
+            )
+
+        bundle = amend(bundle, files, change)
+        for name in stale:
+            bundle.path(name).unlink(missing_ok=True)
+        return bundle
+    finally:
+        directory.rmtree(missing_ok=True)
+
+
+def buckets(bundle: Bundle, *, full: bool) -> dict[str, tuple[Bucket, ...]]:
+    """The corners of the functions that it has, since TensorFlow compiles each; `Target.buckets`."""
+    record = bundle.manifest.saved_model
+    chosen = corners(bundle, full=full)
+    return chosen if record is None else {name: each for name, each in chosen.items() if name not in record.left_out}
+
+
+def open_part(job: Job) -> SavedModelPart:
+    """The SavedModel, in a process that from now on cannot import JAX; `Target.open_part`."""
+    _forbid_jax()
+    return SavedModelPart(job)
+
+
+def obstacles(bundle: Bundle, _device: Device) -> tuple[str, ...]:
+    """A TensorFlow that is missing or another one, and functions that it leaves out; `Target.obstacles`."""
+    record, found = bundle.manifest.saved_model, list[str]()
+    installed = installed_tensorflow()
+    if installed is None:
+        found.append("TensorFlow is not installed here; pip install 'servax[tensorflow]', or build it elsewhere")
+    elif record is not None and installed.split(".")[:2] != record.tensorflow.split(".")[:2]:
+        found.append(
+            f"made for TensorFlow {record.tensorflow}, {installed} is installed; "
+            f"servax build --from {bundle.root} -t saved_model --tensorflow {installed}"
+        )
+    left_out = _stateful(bundle.manifest) if record is None else record.left_out
+    found += [f"it leaves out {name}: {reason}" for name, reason in left_out.items()]
+    return tuple(found)
 
 
 def copy_command(bundle_path: str, name: str, version: int = 1) -> str:
@@ -101,13 +168,17 @@ def copy_command(bundle_path: str, name: str, version: int = 1) -> str:
     return f"mkdir -p {shlex.quote(place)} && cp -r {shlex.quote(source)} {shlex.quote(place + '/')}"
 
 
+def _stateful(manifest: Manifest) -> dict[str, str]:
+    return {name: STATEFUL for name, record in manifest.functions.items() if record.stateful}
+
+
 def _tell_what_requests_carry(name: str, record: FunctionRecord) -> None:
     """A notice of what servax does for its own clients and a SavedModel leaves to them."""
     signature = record.signature()
     filled = [
         spec.name
         for spec in signature.inputs
-        if spec.default is not None or spec.name in signature.lengths or spec.name == SEED
+        if spec.default is not None or spec.name in signature.lengths or spec.name == padding.SEED
     ]
     if filled:
         names = ", ".join(map(tensor_name, filled))
@@ -218,9 +289,11 @@ class SavedModelPart:
         def answering(sample: Sample) -> Sequence[Answer]:
             answers: list[Answer] = []
             for each in sample.steps:
-                checked = check(signature, each.inputs)
+                checked = padding.check(signature, each.inputs)
                 sizes = {dim: checked.sizes[dim] if dim in free else size for dim, size in bucket.sizes}
-                inputs = zip(_by_name(signature.inputs), pad(signature, Bucket.of(**sizes), checked), strict=True)
+                inputs = zip(
+                    _by_name(signature.inputs), padding.pad(signature, Bucket.of(**sizes), checked), strict=True
+                )
                 with self._tf.device(self._device):
                     tensors = {
                         tensor_name(spec.name): array.astype(tensor_dtype(array.dtype)) for spec, array in inputs
@@ -230,7 +303,7 @@ class SavedModelPart:
                     result[tensor_name(spec.name)].numpy().astype(spec.numpy_dtype, copy=False)
                     for spec in _by_name(signature.outputs)
                 ]
-                answers.append(Answer(cut(signature, checked.sizes, outputs)))
+                answers.append(Answer(padding.cut(signature, checked.sizes, outputs)))
             return answers
 
         return answering
@@ -275,9 +348,3 @@ def _forbid_jax() -> None:
         if name in sys.modules:
             raise RuntimeError(f"{name} was imported by what the SavedModel's child imports")
         sys.modules[name] = None  # pyright: ignore[reportArgumentType]  # None is how Python marks what may not be imported
-
-
-if __name__ == "__main__":
-    _forbid_jax()
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    sys.exit(main(sys.argv[1:], SavedModelPart))

@@ -48,7 +48,7 @@ def check_tensorflow(tensorflow: str | None = None) -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise _missing("there is no module tensorflow")
-    if tensorflow is not None and (installed := _installed()) is not None:
+    if tensorflow is not None and (installed := installed_tensorflow()) is not None:
         _known(tensorflow, installed)
 
 
@@ -98,7 +98,8 @@ def _known(tensorflow: str, installed: str) -> tuple[str, int] | None:
     return known
 
 
-def _installed() -> str | None:
+def installed_tensorflow() -> str | None:
+    """The version of the TensorFlow that is installed, by its metadata; None where none is."""
     for name in _DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name)

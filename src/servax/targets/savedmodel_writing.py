@@ -19,7 +19,6 @@ import msgspec
 from servax.core import trees
 from servax.core.errors import BuildError, ModelError, ServaxError
 from servax.core.events import Event, Notice, StepAdvanced, emit, subscribe
-from servax.core.tensors import dtype_of
 from servax.core.trees import KeyPath, Tree
 from servax.stages.buckets import Bucket
 from servax.targets.bundle import PARAMETERS, Bundle
@@ -96,7 +95,9 @@ def make(
         for bucket in each.buckets
     ]
     write_warmup(directory, manifest.name, requests)
-    return SavedModelRecord(tensorflow=target.tensorflow, stablehlo=target.stablehlo, signatures=origins)
+    return SavedModelRecord(
+        tensorflow=target.tensorflow, stablehlo=target.stablehlo, signatures=origins, left_out=reasons
+    )
 
 
 class _Unfit(Exception):
@@ -211,12 +212,7 @@ def restore_params(bundle: Bundle) -> Tree:
     if not bundle.manifest.parameters:
         return {}
     bundle.check(PARAMETERS)
-    like = trees.unflatten(
-        {
-            trees.path_of(each.path): jax.ShapeDtypeStruct(each.shape, dtype_of(each.dtype))
-            for each in bundle.manifest.parameters
-        }
-    )
+    like = bundle.manifest.abstract_params()
     return restore(bundle.path(PARAMETERS), like=like, placement=jax.devices("cpu")[0]).params
 
 

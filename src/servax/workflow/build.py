@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from servax.checkpoint.saving import save
 from servax.checkpoint.steps import Step
 from servax.core import trees
@@ -24,12 +22,9 @@ from servax.model.digest import source_digest
 from servax.model.model import Model
 from servax.model.reference import find_reference, load_model
 from servax.stages.buckets import Bucket
-from servax.stages.pipeline import run_parallel
-from servax.targets import aot, exported, golden, samples
+from servax.targets import golden, samples
 from servax.targets import parity as proofs
-from servax.targets.bundle import PARAMETERS, README, Bundle, BundleWriter, amend
-from servax.targets.expiry import export_expiry
-from servax.targets.exported import ExportedProgram, NotSymbolic
+from servax.targets.bundle import PARAMETERS, README, Bundle, BundleWriter
 from servax.targets.manifest import (
     FunctionRecord,
     Manifest,
@@ -39,15 +34,13 @@ from servax.targets.manifest import (
     TensorRecord,
 )
 from servax.targets.readme import readme_text
+from servax.targets.table import target
+from servax.targets.target import Materials, corners
 from servax.workflow.device import check_platform, pick_device
-from servax.workflow.extend import with_saved_model
 from servax.workflow.load import resolved
 from servax.workflow.source import Buckets, CheckpointChoice, Source, bucket_texts, prepare
-from servax.workflow.verify import PARITY, check_targets, prove, refuse_failures, with_verdicts
+from servax.workflow.verify import PARITY, check_targets, is_full, prove, refuse_failures, with_verdicts
 from servax.workflow.versions import versions
-
-_REPORTED_CONSTANT = 1024
-"""Bytes from which a closed-over array is worth a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +48,18 @@ class BuildPlan:
     """What is to be built.
 
     Attributes:
-      targets: the wrappers, the exports among them wherever `aot` or `saved_model` is.
-      platforms: what the exports are for.
+      targets: the wrappers.
+      materials: what the wrappers are made of; functions and parameters are filled in later.
       device: where golden outputs are computed and executables compiled for.
       full: whether parity covers every bucket of every target.
       max_precision_error: largest accepted difference to float32; None: it is reported only.
-      keep_exports: whether the exports stay in the bundle.
-      tensorflow: version of TensorFlow the SavedModel is for; None: the installed one.
     """
 
     targets: tuple[TargetName, ...]
-    platforms: tuple[str, ...]
+    materials: Materials
     device: Device
     full: bool
     max_precision_error: float | None
-    keep_exports: bool
-    tensorflow: str | None
 
 
 def build(
@@ -133,7 +122,6 @@ def build(
         max_precision_error=max_precision_error,
         fallback=fallback,
         tensorflow=tensorflow,
-        reference=reference,
     )
     buckets = bucket_texts(buckets)
     choice = CheckpointChoice(checkpoint, select, step, item, dtype)
@@ -147,9 +135,9 @@ def build(
             reference,
         )
         manifest = _prove(writer, bundle, plan, reference)
-        if not plan.keep_exports:
+        if "export" not in plan.targets:
             (writer.root / "programs").rmtree()
-            manifest = manifest.model_copy(update={"programs": ()})
+            manifest = _without_exports(manifest)
         writer.write(README, readme_text(manifest))
         return writer.finish(manifest)
 
@@ -161,25 +149,25 @@ def _make(
     choice: CheckpointChoice,
     reference: str | None,
 ) -> Bundle:
-    """Every part of the bundle, unproved, in the writer's temporary place."""
+    """Every part of the bundle, unproved, in the writer's temporary place.
+
+    Exports come first, wanted or not: what is wrong with a model shows there, before minutes of golden samples.
+    """
     source = prepared()
-    programs = _export(source, plan)
-    samples_files = _golden(source, plan, _float32(source, choice))
-    processors = _write(writer, source, programs, samples_files)
-    manifest = _manifest(
-        source,
-        plan,
-        programs=programs,
-        samples_files=samples_files,
-        processors=processors,
-        reference=reference,
-        dtype=choice.dtype,
-    )
-    bundle = writer.draft(manifest)
-    if "aot" in plan.targets:
-        bundle = _compile(bundle, source, plan)
-    if "saved_model" in plan.targets:
-        bundle = _saved_model(bundle, plan)
+    materials = replace(plan.materials, functions=source.functions, params=source.params)
+    processors = _processors(writer, source)
+    manifest = _manifest(source, plan, processors=processors, reference=reference, dtype=choice.dtype)
+    bundle = target("export").make(writer.draft(manifest), materials)
+    golden_files = _golden(bundle, source, plan, _float32(source, choice, plan.device))
+    for file, data in golden_files.values():
+        writer.write(file, data)
+    with named_step("write parameters"):
+        save(writer.root / PARAMETERS, source.params)
+    files = {key: file for key, (file, _) in golden_files.items()}
+    bundle = writer.draft(bundle.manifest.model_copy(update={"golden": files}))
+    for name in plan.targets:
+        if name != "export":
+            bundle = target(name).make(bundle, materials)
     return bundle
 
 
@@ -191,118 +179,49 @@ def _plan(
     max_precision_error: float | None,
     fallback: bool,
     tensorflow: str | None,
-    reference: str | None,
 ) -> BuildPlan:
-    if parity not in ("corners", "full"):
-        raise UsageError("parity is neither corners nor full", seen=parity)
+    full = is_full(parity)
     chosen = check_targets(targets)
     if not chosen:
         raise UsageError("no target to build", remedy='name one, e.g. targets=["aot"]')
-    if "jit" in chosen and reference is None:
-        emit(
-            Notice(
-                "no jit part is written: the model is defined in a notebook or script, which a server cannot import; "
-                "move it into a file to get one",
-                "warning",
-            )
-        )
-        chosen = check_targets([target for target in chosen if target != "jit"])
-    keep_exports = fallback or "export" in chosen
-    if keep_exports and "export" not in chosen and ("aot" in chosen or "saved_model" in chosen):
+    if fallback:
         chosen = check_targets([*chosen, "export"])
     for platform in platforms or ():
         check_platform(platform)
     device = pick_device()
-    here = platform_of(device)
-    wanted = tuple(dict.fromkeys(platforms or (here,)))
-    if "aot" in chosen and here not in wanted:
-        raise UsageError(
-            f"aot compiles for this machine's {here}, which is not among the platforms",
-            seen=", ".join(wanted),
-            remedy=f"add --platform {here}, or build -t export here and run servax compile there",
-        )
-    return BuildPlan(chosen, wanted, device, parity == "full", max_precision_error, keep_exports, tensorflow)
+    wanted = tuple(dict.fromkeys(platforms or (platform_of(device),)))
+    materials = Materials(lambda: device, wanted, tensorflow)
+    for name in chosen:
+        target(name).check(materials)
+    return BuildPlan(chosen, materials, device, full, max_precision_error)
 
 
-def _export(source: Source, plan: BuildPlan) -> list[ExportedProgram]:
-    """Every function at every bucket, and at symbolic dimensions where it traces, as portable StableHLO."""
-
-    def job(name: str, bucket: Bucket) -> Callable[[], ExportedProgram | NotSymbolic]:
-        return lambda: exported.export(source.functions[name], bucket, source.params, plan.platforms)
-
-    def symbolic(name: str) -> Callable[[], ExportedProgram | NotSymbolic]:
-        largest = max(source.grid[name], key=Bucket.volume)
-        return lambda: exported.export_symbolic(source.functions[name], largest, source.params, plan.platforms)
-
-    jobs = {f"{name}@{bucket.label}": job(name, bucket) for name, bucket in source.grid}
-    jobs |= {
-        f"{name}@symbolic": symbolic(name) for name, function in source.functions.items() if function.signature.dims
-    }
-    programs: list[ExportedProgram] = []
-    for label, result in zip(jobs, run_parallel(jobs, "trace and export"), strict=True):
-        if isinstance(result, NotSymbolic):
-            emit(Notice(f"no symbolic export of {label.partition('@')[0]}: {result.reason}"))
-        else:
-            programs.append(result)
-    _report_constants(programs)
-    return programs
-
-
-def _report_constants(programs: Sequence[ExportedProgram]) -> None:
-    """Says which arrays stay in the programs: they keep their values when weights are swapped."""
-    for name in dict.fromkeys(program.record.function for program in programs):
-        largest = max((p for p in programs if p.record.function == name), key=lambda p: p.record.constant_bytes)
-        shown = [each for each in largest.constants if each.bytes >= _REPORTED_CONSTANT or each.parameter]
-        if shown:
-            level = "warning" if any(each.parameter for each in shown) else "info"
-            listed = "; ".join(map(str, shown))
-            emit(Notice(f"{name} has constants in its program, which no new checkpoint changes: {listed}", level))
-
-
-def _golden(source: Source, plan: BuildPlan, float32: Tree | None) -> dict[str, tuple[str, bytes]]:
+def _golden(bundle: Bundle, source: Source, plan: BuildPlan, float32: Tree | None) -> dict[str, tuple[str, bytes]]:
     """Golden samples of every bucket that some target is proved at: `FUNCTION@BUCKET` -> file and bytes."""
-    corners = proofs.buckets_to_prove("export", source.grid, full=plan.full)
-    wanted = {
-        name: tuple(
-            sorted(
-                {
-                    bucket
-                    for target in plan.targets
-                    for bucket in proofs.buckets_to_prove(target, source.grid, full=plan.full)[name]
-                }
-            )
-        )
-        for name in source.functions
-    }
+    proved = [target(name).buckets(bundle, full=plan.full) for name in plan.targets]
+    wanted = {name: tuple(sorted({bucket for each in proved for bucket in each[name]})) for name in source.functions}
 
     def written(made: samples.Golden) -> tuple[str, tuple[str, bytes]]:
         bucket = Bucket.parse(made.bucket)
         return f"{made.function}@{made.bucket}", (golden.golden_file(made.function, bucket), samples.to_bytes(made))
 
-    return dict(golden.make_all(source.functions, wanted, source.params, written, float32=float32, thorough=corners))
+    return dict(
+        golden.make_all(
+            source.functions, wanted, source.params, written, float32=float32, thorough=corners(bundle, full=plan.full)
+        )
+    )
 
 
-def _float32(source: Source, choice: CheckpointChoice) -> Tree | None:
+def _float32(source: Source, choice: CheckpointChoice, device: Device) -> Tree | None:
     """The parameters in float32 where the bundle's are narrower and the checkpoint has more; None otherwise."""
     if choice.path is None or choice.dtype is None or dtype_of(choice.dtype).itemsize >= 4:
         return None
     with_float32 = replace(choice, dtype="float32")
-    return prepare(source.model, with_float32, device=jax.devices()[0], grid=source.grid).params
+    return prepare(source.model, with_float32, device=device, grid=source.grid).params
 
 
-def _write(
-    writer: BundleWriter,
-    source: Source,
-    programs: Sequence[ExportedProgram],
-    samples_files: Mapping[str, tuple[str, bytes]],
-) -> dict[str, tuple[ProcessorRecord, ...]]:
-    """Parameters, exports, samples and tokenizers, into the temporary directory."""
-    with named_step("write parameters"):
-        save(writer.root / PARAMETERS, source.params)
-    for program in programs:
-        writer.write(program.record.file, program.data)
-    for file, data in samples_files.values():
-        writer.write(file, data)
+def _processors(writer: BundleWriter, source: Source) -> dict[str, tuple[ProcessorRecord, ...]]:
+    """The functions' tokenizers, written into the temporary directory."""
     records: dict[str, tuple[ProcessorRecord, ...]] = {}
     for name, function in source.functions.items():
         of_function: list[ProcessorRecord] = []
@@ -327,8 +246,6 @@ def _manifest(
     source: Source,
     plan: BuildPlan,
     *,
-    programs: Sequence[ExportedProgram],
-    samples_files: Mapping[str, tuple[str, bytes]],
     processors: Mapping[str, tuple[ProcessorRecord, ...]],
     reference: str | None,
     dtype: str | None,
@@ -338,9 +255,8 @@ def _manifest(
         name=source.model.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions=versions(),
-        platforms=plan.platforms,
-        # aot and saved_model name themselves once they are there.
-        targets=tuple(target for target in plan.targets if target in ("jit", "export")),
+        platforms=plan.materials.platforms,
+        targets=(),
         dtype=dtype,
         provenance=source.provenance.model_copy(
             update={"source": reference, "source_digest": source_digest(source.model)}
@@ -364,37 +280,26 @@ def _manifest(
             )
             for name, function in source.functions.items()
         },
-        programs=tuple(program.record for program in programs),
-        golden={key: file for key, (file, _) in samples_files.items()},
-        expiry=(export_expiry(),),
     )
 
 
-def _compile(bundle: Bundle, source: Source, plan: BuildPlan) -> Bundle:
-    """This machine's executables, compiled from the exports."""
-
-    def job(name: str, bucket: Bucket) -> Callable[[], aot.CompiledExecutable]:
-        return lambda: aot.compile_executable(bundle, name, bucket, plan.device)
-
-    jobs = {f"{name}@{bucket.label}": job(name, bucket) for name, bucket in source.grid}
-    return aot.add(bundle, run_parallel(jobs, "compile"))
-
-
-def _saved_model(bundle: Bundle, plan: BuildPlan) -> Bundle:
-    from servax.targets import savedmodel
-
-    record = savedmodel.write(bundle, bundle.root / savedmodel.DIRECTORY, tensorflow=plan.tensorflow)
-    return amend(bundle, {}, lambda manifest: with_saved_model(manifest, record))
+def _without_exports(manifest: Manifest) -> Manifest:
+    return manifest.model_copy(
+        update={
+            "programs": (),
+            "targets": tuple(name for name in manifest.targets if name != "export"),
+            "expiry": tuple(record for record in manifest.expiry if record.target != "export"),
+        }
+    )
 
 
 def _prove(writer: BundleWriter, bundle: Bundle, plan: BuildPlan, reference: str | None) -> Manifest:
     """Every target proved in a child; the verdicts in the manifest, the numbers in parity.json."""
     here = platform_of(plan.device)
-    bundle = writer.draft(bundle.manifest)
     found = prove(
         bundle,
-        plan.targets,
-        plan.platforms,
+        [name for name in plan.targets if name in bundle.manifest.targets],
+        plan.materials.platforms,
         here,
         full=plan.full,
         max_precision_error=plan.max_precision_error,
@@ -403,5 +308,19 @@ def _prove(writer: BundleWriter, bundle: Bundle, plan: BuildPlan, reference: str
     )
     manifest = with_verdicts(bundle.manifest, found)
     refuse_failures(manifest)
+    _tell_if_nothing_is_proved(manifest, here, str(writer.path))
     writer.write(PARITY, proofs.report(found))
     return manifest
+
+
+def _tell_if_nothing_is_proved(manifest: Manifest, here: str, path: str) -> None:
+    """A warning where no child came to the device: on a TPU, because this process holds it."""
+    verdicts = [verdict for verdict in manifest.verdicts if verdict.platform == here]
+    if verdicts and all(verdict.verdict == "unproven" for verdict in verdicts):
+        emit(
+            Notice(
+                f"NOTHING IN THIS BUNDLE IS PROVED on {here}: no child could use the device. "
+                f"If this process holds it, end it and run servax verify {path}. {verdicts[0].reason}",
+                "warning",
+            )
+        )

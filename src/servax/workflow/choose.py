@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from servax.core.device import platform_of
 from servax.core.errors import UsageError
 from servax.targets.bundle import Bundle, is_bundle
 from servax.targets.manifest import TargetName
+from servax.targets.savedmodel import STATEFUL, copy_command
+from servax.targets.savedmodel_tensorflow import installed_tensorflow
+from servax.targets.table import target
 from servax.workflow.device import pick_device
 
 _DEPLOYMENTS: dict[str, tuple[TargetName, str, str]] = {
@@ -101,108 +102,51 @@ def text(choices: Sequence[Choice]) -> str:
 
 
 def _for_bundle(bundle: Bundle, deployment: str) -> Choice:
-    target, use, reason = _DEPLOYMENTS[deployment]
+    name, use, reason = _DEPLOYMENTS[deployment]
     manifest = bundle.manifest
-    obstacles: list[str] = []
+    notes = _notes(name, tuple(each for each, record in manifest.functions.items() if record.stateful))
+    command = _command(bundle, name)
+    return Choice(deployment, name, use, reason, target(name).obstacles(bundle, pick_device()), notes, command)
+
+
+def _command(bundle: Bundle, name: TargetName) -> str:
     root = str(bundle.root)
-    command = f"servax serve {root} --require {target}"
-    if target == "jit":
-        if target not in manifest.targets:
-            obstacles.append("the bundle has no jit part; build with -t jit from a model in a file")
-        elif manifest.provenance.source is None:
-            obstacles.append("the model was defined in a notebook; put it into a file and build again")
-        command = f"servax serve {root} --require jit --model {manifest.provenance.source or 'MODEL.py:NAME'}"
-    elif target == "aot":
-        obstacles += _aot_obstacles(bundle)
-    elif target == "export":
-        obstacles += _export_obstacles(bundle)
-    else:
-        command = f"servax build --from {root} -t saved_model"
-        if manifest.saved_model is not None:
-            command = f"cp -r {root}/saved_model MODELS/{manifest.name}/1"
-        obstacles += _tensorflow_obstacles(bundle)
-    notes = _notes(target, tuple(name for name, record in manifest.functions.items() if record.stateful))
-    return Choice(deployment, target, use, reason, tuple(obstacles), notes, command)
-
-
-def _aot_obstacles(bundle: Bundle) -> list[str]:
-    from servax.stages import fingerprint
-
-    if not bundle.manifest.executables:
-        return [f"the bundle has no executables; run servax compile {bundle.root} here"]
-    here = fingerprint.current([pick_device()])
-    known = [fingerprint.Fingerprint(record.fields) for record in bundle.manifest.fingerprints]
-    if any(each.id == here.id for each in known):
-        return []
-    fewest = min((fingerprint.differences(each, here) for each in known), key=len)
-    fields = ", ".join(f"{field}: {theirs} in the bundle, {ours} here" for field, theirs, ours in fewest)
-    return [f"executables are for another machine ({fields}); run servax compile {bundle.root} here"]
-
-
-def _export_obstacles(bundle: Bundle) -> list[str]:
-    manifest = bundle.manifest
-    if not manifest.programs:
-        return ["the bundle has no exports (built with --no-fallback); build with -t export"]
-    here = platform_of(pick_device())
-    if here not in manifest.platforms:
-        return [f"exported for {', '.join(manifest.platforms)}, not for {here}; build with --platform {here}"]
-    return []
-
-
-def _tensorflow_obstacles(bundle: Bundle) -> list[str]:
-    manifest = bundle.manifest
-    obstacles: list[str] = []
-    if importlib.util.find_spec("tensorflow") is None:
-        obstacles.append("TensorFlow is not installed here; pip install 'servax[tensorflow]', or build it elsewhere")
-    elif manifest.saved_model is not None:
-        installed = importlib.metadata.version("tensorflow-cpu" if _has("tensorflow-cpu") else "tensorflow")
-        if installed.split(".")[:2] != manifest.saved_model.tensorflow.split(".")[:2]:
-            obstacles.append(
-                f"made for TensorFlow {manifest.saved_model.tensorflow}, {installed} is installed; "
-                f"servax build --from {bundle.root} -t saved_model --tensorflow {installed}"
-            )
-    stateful = [name for name, record in manifest.functions.items() if record.stateful]
-    if stateful:
-        obstacles.append(f"stateful functions stay out of a SavedModel: {', '.join(stateful)}")
-    return obstacles
+    if name != "saved_model":
+        serve = f"servax serve {shlex.quote(root)} --require {name}"
+        source = bundle.manifest.provenance.source or "MODEL.py:NAME"
+        return f"{serve} --model {source}" if name == "jit" else serve
+    if bundle.manifest.saved_model is None:
+        return f"servax build --from {shlex.quote(root)} -t saved_model"
+    return copy_command(root, bundle.manifest.name)
 
 
 def _for_model(reference: str, deployment: str) -> Choice:
     from servax.model.reference import load_model
 
-    target, use, reason = _DEPLOYMENTS[deployment]
+    name, use, reason = _DEPLOYMENTS[deployment]
     model = load_model(reference)
-    stateful = tuple(name for name, function in model.functions.items() if function.state is not None)
+    stateful = tuple(each for each, function in model.functions.items() if function.state is not None)
     obstacles: list[str] = []
-    if target == "saved_model":
-        if importlib.util.find_spec("tensorflow") is None:
+    if name == "saved_model":
+        if installed_tensorflow() is None:
             obstacles.append("TensorFlow is not installed here; pip install 'servax[tensorflow]'")
-        if stateful:
-            obstacles.append(f"stateful functions stay out of a SavedModel: {', '.join(stateful)}")
-    flags = " --platform cpu --platform cuda" if target == "export" else ""
-    command = f"servax build {reference} --checkpoint CHECKPOINT -t {target}{flags} -o {model.name}.bundle"
-    if target == "jit":
+        obstacles += [f"it leaves out {each}: {STATEFUL}" for each in stateful]
+    flags = " --platform cpu --platform cuda" if name == "export" else ""
+    command = f"servax build {reference} --checkpoint CHECKPOINT -t {name}{flags} -o {model.name}.bundle"
+    if name == "jit":
         command = f"servax serve {reference} --checkpoint CHECKPOINT"
-    return Choice(deployment, target, use, reason, tuple(obstacles), _notes(target, stateful), command)
+    return Choice(deployment, name, use, reason, tuple(obstacles), _notes(name, stateful), command)
 
 
-def _notes(target: TargetName, stateful: Sequence[str]) -> tuple[str, ...]:
-    if target == "saved_model":
+def _notes(name: TargetName, stateful: Sequence[str]) -> tuple[str, ...]:
+    if name == "saved_model":
         return (
             "XLA is off in TensorFlow Serving unless it runs with --xla_cpu_compilation_enabled; its GPU build "
             "reports no compiler for CUDA (tensorflow/serving#2214)",
             "tensors only: a tokenizer stays outside",
         )
-    if target == "aot":
+    if name == "aot":
         return ("an executable runs on the exact machine it was compiled for; elsewhere the exports take over",)
-    if target == "export":
+    if name == "export":
         return ("jax.export promises six months: see the expiry in servax inspect",)
     return (f"stateful: {', '.join(stateful)}",) if stateful else ()
-
-
-def _has(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

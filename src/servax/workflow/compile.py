@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from servax.core.errors import BundleError
 from servax.stages import fingerprint
-from servax.stages.buckets import Bucket
-from servax.stages.pipeline import run_parallel
 from servax.targets import aot
 from servax.targets.bundle import Bundle
 from servax.workflow.device import pick_device
@@ -49,15 +46,5 @@ def compile_bundle(path: str | os.PathLike[str], *, platform: str | None = None)
             remedy="build it with its exports (without --no-fallback)",
         )
     mark = fingerprint.current([device])
-    keys = list(bundle.manifest.grid())
-    # A damaged executable counts as missing: `compile` is the remedy that its error names.
-    missing = [key for key in keys if not aot.is_usable(bundle, *key, mark)]
-
-    def job(function: str, bucket: Bucket) -> Callable[[], aot.CompiledExecutable]:
-        return lambda: aot.compile_executable(bundle, function, bucket, device)
-
-    jobs = {f"{function}@{bucket.label}": job(function, bucket) for function, bucket in missing}
-    executables = run_parallel(jobs, "compile")
-    if executables:
-        bundle = aot.add(bundle, executables)
-    return CompileReport(bundle, mark.id, len(executables), len(keys) - len(missing))
+    bundle, added = aot.compile_missing(bundle, device, mark)
+    return CompileReport(bundle, mark.id, added, len(list(bundle.manifest.grid())) - added)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 
 from servax.core.errors import UsageError
 from servax.targets import parity as proofs
-from servax.targets import savedmodel
 from servax.targets.bundle import Bundle, amend
-from servax.targets.expiry import saved_model_expiry
-from servax.targets.manifest import Manifest, SavedModelRecord
-from servax.workflow.compile import compile_bundle
-from servax.workflow.device import platform_here
-from servax.workflow.verify import PARITY, check_targets, prove, refuse_failures, with_verdicts
+from servax.targets.manifest import TARGETS
+from servax.targets.table import target
+from servax.targets.target import Materials
+from servax.workflow.device import pick_device, platform_here
+from servax.workflow.verify import PARITY, check_targets, is_full, prove, refuse_failures, with_verdicts
 
 
 def extend(
@@ -29,60 +27,26 @@ def extend(
       parity: `corners` or `full`.
 
     Raises:
-      UsageError: a target that needs the source, or none at all.
+      UsageError: a target that needs the source, or none at all; a TensorFlow that is missing or not known.
       ParityError: the new wrapper does not give the source's numbers; its verdict is recorded.
     """
+    full = is_full(parity)
     chosen = check_targets(targets)
-    if not chosen or any(target not in ("aot", "saved_model") for target in chosen):
+    if not chosen or not all(target(name).FROM_EXPORTS for name in chosen):
+        possible = [name for name in TARGETS if target(name).FROM_EXPORTS]
         raise UsageError(
-            "only aot and saved_model can be made from a bundle; the others need the model's source",
+            f"only {' and '.join(possible)} can be made from a bundle; the others need the model's source",
             seen=", ".join(targets) or "no target",
             remedy="servax build --from BUNDLE -t saved_model, or build from the model",
         )
     bundle = Bundle.open(path)
-    if "aot" in chosen:
-        bundle = compile_bundle(path).bundle
-    if "saved_model" in chosen:
-        bundle = _add_saved_model(bundle, tensorflow)
+    materials = Materials(pick_device, bundle.manifest.platforms, tensorflow)
+    for name in chosen:
+        target(name).check(materials)
+    for name in chosen:
+        bundle = target(name).make(bundle, materials)
     here = platform_here()
-    found = prove(
-        bundle, chosen, (here,), here, full=parity == "full", max_precision_error=None, unavailable="unproven"
-    )
+    found = prove(bundle, chosen, (here,), here, full=full, unavailable="unproven")
     bundle = amend(bundle, {PARITY: proofs.report(found)}, lambda manifest: with_verdicts(manifest, found))
     refuse_failures(bundle.manifest)
     return bundle
-
-
-def with_saved_model(manifest: Manifest, record: SavedModelRecord) -> Manifest:
-    """The manifest of a bundle that has a SavedModel."""
-    others = tuple(each for each in manifest.expiry if each.target != "saved_model")
-    return manifest.model_copy(
-        update={
-            "saved_model": record,
-            "targets": check_targets([*manifest.targets, "saved_model"]),
-            "expiry": (*others, saved_model_expiry(record.tensorflow)),
-        }
-    )
-
-
-def _add_saved_model(bundle: Bundle, tensorflow: str | None) -> Bundle:
-    directory = bundle.root / f".{savedmodel.DIRECTORY}.tmp-{secrets.token_hex(4)}"
-    try:
-        record = savedmodel.write(bundle, directory, tensorflow=tensorflow)
-        files = {
-            f"{savedmodel.DIRECTORY}/{(folder / name).relative_to(directory).as_posix()}": folder / name
-            for folder, _, names in directory.walk()
-            for name in names
-        }
-        stale = {name for name in bundle.manifest.files if name.startswith(f"{savedmodel.DIRECTORY}/")} - files.keys()
-        bundle = amend(bundle, files, lambda manifest: with_saved_model(_without(manifest, stale), record))
-        for name in stale:
-            bundle.path(name).unlink(missing_ok=True)
-        return bundle
-    finally:
-        directory.rmtree(missing_ok=True)
-
-
-def _without(manifest: Manifest, names: set[str]) -> Manifest:
-    kept = {name: record for name, record in manifest.files.items() if name not in names}
-    return manifest.model_copy(update={"files": kept})

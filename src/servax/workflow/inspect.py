@@ -10,6 +10,7 @@ from servax.core.errors import NotFound
 from servax.core.table import Table, bytes_text, seconds_text
 from servax.core.tensors import TensorSpec, dtype_of
 from servax.targets.bundle import Bundle
+from servax.targets.manifest import SavedModelRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ def report(path: str) -> list[Table]:
             programs,
         ),
     ]
+    if manifest.saved_model is not None:
+        tables.append(_saved_model(manifest.saved_model))
     if executables:
         tables.append(
             Table.of("executables", ("fingerprint", ">programs", "fields (and JAX's settings: --json)"), executables)
@@ -144,6 +147,12 @@ def _facts(bundle: Bundle) -> dict[str, str]:
         f"file {name}": f.sha256 for name, f in manifest.files.items() if name.startswith(("params/", "processors/"))
     }
     return facts
+
+
+def _saved_model(record: SavedModelRecord) -> Table:
+    rows = [(name, f"signature of {origin}") for name, origin in record.signatures.items()]
+    rows += [(name, f"left out: {reason}") for name, reason in record.left_out.items()]
+    return Table.of(f"saved_model for TensorFlow {record.tensorflow}", ("name", ""), rows)
 
 
 def _role(lengths: dict[str, str], name: str) -> str:

@@ -14,6 +14,7 @@ from servax.targets import parity as proofs
 from servax.targets.bundle import Bundle, amend
 from servax.targets.manifest import TARGETS, Manifest, TargetName, VerdictRecord
 from servax.targets.parity import Proof
+from servax.targets.table import target
 from servax.workflow.device import platform_here
 
 PARITY = "parity.json"
@@ -24,16 +25,21 @@ def verify(
     *,
     targets: Sequence[str] | None = None,
     platform: str | None = None,
-    full: bool = False,
+    parity: str = "corners",
+    model: str | None = None,
     max_precision_error: float | None = None,
 ) -> Bundle:
     """Proves a bundle's wrappers again on this machine and records the verdicts in it.
+
+    `jit` imports the model's source, so it is proved only where the operator names it (contract 11): as one of
+    `targets`, which trusts the reference in the bundle, or by `model`.
 
     Args:
       path: the bundle.
       targets: only these wrappers; None: all that the bundle has.
       platform: the device to prove on; None: JAX's default.
-      full: every bucket of every target, instead of the corners where each bucket would compile.
+      parity: `corners`, or `full` for every bucket of every target.
+      model: `MODEL.py:NAME`, the source for `jit`; None: the one the bundle was built from, if `jit` is in `targets`.
       max_precision_error: largest accepted difference to float32, relative to the output's scale.
 
     Raises:
@@ -41,14 +47,17 @@ def verify(
       BundleError: golden samples are missing or damaged.
       PlatformError: the platform asked for is not here.
     """
+    full = is_full(parity)
     bundle = Bundle.open(path)
     chosen = check_targets(targets or bundle.manifest.targets)
-    if absent := [target for target in chosen if target not in bundle.manifest.targets]:
+    if absent := [name for name in chosen if name not in bundle.manifest.targets]:
         raise UsageError(
             f"the bundle has no {', '.join(absent)}",
             where=str(bundle.root),
             expected=", ".join(bundle.manifest.targets),
         )
+    if targets:
+        model = model or bundle.manifest.provenance.source
     here = platform_here(platform)
     found = prove(
         bundle,
@@ -58,8 +67,20 @@ def verify(
         full=full,
         max_precision_error=max_precision_error,
         unavailable="unproven",
+        model=model,
     )
     return amend(bundle, {PARITY: proofs.report(found)}, lambda manifest: with_verdicts(manifest, found))
+
+
+def is_full(parity: str) -> bool:
+    """Whether parity covers every bucket of every target.
+
+    Raises:
+      UsageError: neither `corners` nor `full`.
+    """
+    if parity not in ("corners", "full"):
+        raise UsageError("no such parity", seen=parity, expected="corners or full")
+    return parity == "full"
 
 
 def prove(
@@ -69,36 +90,40 @@ def prove(
     here: str,
     *,
     full: bool,
-    max_precision_error: float | None,
     unavailable: Literal["failed", "unproven"],
+    max_precision_error: float | None = None,
     model: str | None = None,
 ) -> list[Proof]:
     """Every target on every platform: in a child where this machine has the platform, `unproven` elsewhere.
 
-    Executables exist for this machine alone, and `jit` has no part of its own on another.
+    A target whose part is for one machine has nothing to say of other platforms. Without `model` no source is
+    imported: `jit` stays `unproven`.
     """
     plans: list[tuple[TargetName, str, Mapping[str, Sequence[Bucket]]]] = []
-    for target in targets:
-        buckets = _buckets(bundle, target, full=full)
-        for platform in (here,) if target in ("jit", "aot", "saved_model") else platforms:
-            plans.append((target, platform, buckets))
+    for name in targets:
+        wrapper = target(name)
+        buckets = _with_samples(bundle, wrapper.buckets(bundle, full=full))
+        for platform in platforms if wrapper.PORTABLE else (here,):
+            plans.append((name, platform, buckets))
     found: list[Proof] = []
     with named_step("parity", total=len(plans)):
-        for target, platform, buckets in plans:
-            if platform == here:
+        for name, platform, buckets in plans:
+            if platform != here:
+                proof = _unproven(name, platform, buckets, f"unproven on {platform}: run servax verify there")
+            elif name == "jit" and model is None:
+                proof = _unproven(name, platform, buckets, "it would import the model's source: pass --model or -t jit")
+            else:
                 proof = proofs.prove(
                     bundle,
-                    target,
+                    name,
                     platform,
                     buckets,
-                    model=model or bundle.manifest.provenance.source,
+                    model=model,
                     max_precision_error=max_precision_error,
                     unavailable=unavailable,
                 )
-            else:
-                proof = _unproven(target, platform, buckets)
             found.append(proof)
-            emit(StepAdvanced("parity", f"{target} on {platform}", sum(proof.seconds.values())))
+            emit(StepAdvanced("parity", f"{name} on {platform}", sum(proof.seconds.values())))
     return found
 
 
@@ -133,37 +158,27 @@ def check_targets(names: Sequence[str]) -> tuple[TargetName, ...]:
     return tuple(target for target in TARGETS if target in names)
 
 
-def _buckets(bundle: Bundle, target: TargetName, *, full: bool) -> Mapping[str, Sequence[Bucket]]:
+def _with_samples(bundle: Bundle, buckets: Mapping[str, Sequence[Bucket]]) -> Mapping[str, Sequence[Bucket]]:
     golden = bundle.manifest.golden
-    chosen = proofs.buckets_to_prove(target, bundle.manifest.grid(), full=full)
-    if target == "saved_model" and bundle.manifest.saved_model is not None:
-        from servax.targets.savedmodel import functions_of
-
-        written = functions_of(bundle.manifest.saved_model)
-        chosen = {name: buckets for name, buckets in chosen.items() if name in written}
     return {
-        name: [bucket for bucket in buckets if f"{name}@{bucket.label}" in golden] for name, buckets in chosen.items()
+        name: [bucket for bucket in chosen if f"{name}@{bucket.label}" in golden] for name, chosen in buckets.items()
     }
 
 
-def _unproven(target: TargetName, platform: str, buckets: Mapping[str, Sequence[Bucket]]) -> Proof:
-    reason = f"unproven on {platform}: run servax verify there"
-    return Proof(
-        target,
-        platform,
-        tuple(
-            VerdictRecord(
-                target=target,
-                platform=platform,
-                function=name,
-                bucket=bucket.label,
-                verdict="unproven",
-                reason=reason,
-            )
-            for name, chosen in buckets.items()
-            for bucket in chosen
-        ),
-    )
+def _unproven(name: TargetName, platform: str, buckets: Mapping[str, Sequence[Bucket]], reason: str) -> Proof:
+    verdicts = [
+        VerdictRecord(
+            target=name,
+            platform=platform,
+            function=function,
+            bucket=bucket.label,
+            verdict="unproven",
+            reason=reason,
+        )
+        for function, chosen in buckets.items()
+        for bucket in chosen
+    ]
+    return Proof(name, platform, tuple(verdicts))
 
 
 def _key(verdict: VerdictRecord) -> tuple[str, str, str, str]:
