@@ -180,3 +180,17 @@ def test_abstract_evaluation_of_a_tebibyte_allocates_nothing():
 def test_a_linen_model_without_functions_has_no_parameters_yet():
     with pytest.raises(ModelError, match=r"no parameters until a function calls it"):
         Model(Plain()).abstract_params()
+
+
+def test_a_module_that_draws_in_its_call_is_refused_with_the_remedy():
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x) + jax.random.normal(self.make_rng("noise"), x.shape)
+
+    model = Model(Noisy(), inputs={"x": "float32[batch, 3]"}, buckets={"batch": [1]})
+    params = arrays_like(model.abstract_params())
+    with pytest.raises(ModelError) as raised:
+        model.functions["predict"].call(params, None, {"x": X})
+    assert "noise" in str(raised.value.seen)
+    assert "seed: uint32[batch]" in str(raised.value.remedy)
