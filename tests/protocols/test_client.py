@@ -316,6 +316,14 @@ def test_timings_of_others_are_passed_over(answering):
         assert remote.infer(InferRequest("predict", {})).times == {"queue": 0.002}
 
 
+def test_names_and_ids_that_are_not_unicode_are_refused(server, remote):
+    with pytest.raises(NotFound):
+        connect(server.url, model="\ud800")
+    with pytest.raises(InvalidInput, match="id is not Unicode") as caught:
+        remote.infer(InferRequest("predict", {"x": [[1.0]]}, id="\ud800"))
+    assert caught.value.where == "id"
+
+
 def test_a_redirection_names_its_location(answering):
     answering(lambda request: httpx2.Response(302, headers={"location": "https://login/there"}))
     with pytest.raises(UsageError, match="another address") as caught:
@@ -338,6 +346,7 @@ def test_an_error_page_is_repeated_in_short(answering):
     with pytest.raises(NotFound) as caught:
         connect("http://host", model="toy")
     assert len(str(caught.value)) <= 300
+    assert str(caught.value).startswith("http://host/v2/models/toy answered with HTTP status 404: <html>xxx")
 
 
 def test_a_closed_connection_says_so(server):
@@ -355,7 +364,8 @@ def test_a_closed_connection_says_so(server):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://host:99999", "http://[::1", "http://", "ftp://host", "http://\ud800", "http://:80"]
+    "url",
+    ["http://host:99999", "http://[::1", "http://", "ftp://host", "http://\ud800", "http://:80", "http://é..x", None],
 )
 def test_what_is_no_url_is_said(url):
     with pytest.raises(UsageError, match="not the URL of a server") as caught:

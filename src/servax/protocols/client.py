@@ -52,7 +52,7 @@ def connect(url: str, *, model: str | None = None, timeout: float = DEFAULT_TIME
     remote = Connection(base, timeout)
     try:
         name = model or named or _only_model(remote)
-        metadata = remote.get(f"/models/{quote(name)}", answers.Model)
+        metadata = remote.get(f"/models/{quote(name, errors='replace')}", answers.Model)
     except ServaxError:
         remote.close()
         raise
@@ -211,20 +211,25 @@ class RemoteServable:
             if left <= 0:
                 raise DeadlineExceeded("the deadline passed before the request was sent")
             headers["request-timeout-ms"] = f"{left:.3f}"
-        return msgspec.json.encode(message), headers
+        try:
+            return msgspec.json.encode(message), headers
+        except UnicodeEncodeError as error:  # of the texts in a message, only the id is not checked before
+            raise InvalidInput("the request's id is not Unicode", where="id", seen=str(error)) from None
 
 
 def _split(url: str) -> tuple[str, str | None]:
     """The server's part of a URL, and the model's name if it has one."""
+    import httpx2
+
+    wrong = UsageError("this is not the URL of a server", seen=repr(url), expected="http://host:8000")
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        url.encode()
-    except ValueError:  # brackets that do not match, a port beyond 65535, half of a surrogate pair
-        usable = False
-        parts = urlsplit("")
+        httpx2.URL(url)
+    except (ValueError, TypeError, AttributeError, httpx2.InvalidURL):  # brackets, a port beyond 65535, no text at all
+        raise wrong from None
     if not usable:
-        raise UsageError("this is not the URL of a server", seen=repr(url), expected="http://host:8000")
+        raise wrong
     path, named, model = parts.path.rstrip("/").partition("/v2/models/")
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v2')}", model.split("/")[0] if named else None
 

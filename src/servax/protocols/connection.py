@@ -135,5 +135,6 @@ class Connection:
         try:
             message = msgspec.json.decode(response.content)
         except (msgspec.DecodeError, RecursionError):
-            message = response.text or f"HTTP status {response.status_code}"
+            text = f": {response.text}" if response.text else ""
+            message = f"{response.url} answered with HTTP status {response.status_code}{text}"
         raise messages.read_error(response.status_code, message)
