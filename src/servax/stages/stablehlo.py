@@ -19,7 +19,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo as dialect
 from jax.interpreters.mlir import make_ir_context
 
-from servax.core.errors import BuildError
+from servax.core.errors import BuildError, first_line
 
 Source = bytes | str | jax.stages.Lowered
 
@@ -90,8 +90,7 @@ def for_version(artifact: bytes, version: str) -> bytes:
         # MLIR reports what it found in exceptions of many kinds: each one means the version cannot express the module.
         raise BuildError(
             f"the program cannot be written for StableHLO {version}",
-            seen=f"a program for {version_of(artifact)}: "
-            + (str(error).strip().splitlines() or [type(error).__name__])[0],
+            seen=f"a program for {version_of(artifact)}: {first_line(error)}",
             expected=f"a version from {minimum_version()} to {current_version()} that has every operation of it",
             remedy="use a consumer with a newer StableHLO, or leave the operation out of the function",
         ) from error

@@ -12,7 +12,7 @@ import numpy as np
 
 from servax.checkpoint.restoring import restore
 from servax.core.device import Device
-from servax.core.errors import PlatformError
+from servax.core.errors import PlatformError, first_line
 from servax.core.trees import flatten
 from servax.stages.buckets import Bucket
 from servax.stages.padding import check, cut, pad
@@ -88,7 +88,7 @@ def _device(name: str) -> Device:
     except RuntimeError as error:
         raise PlatformError(
             f"JAX has no {name} device on this machine",
-            seen=str(error).splitlines()[0],
+            seen=first_line(error),
             expected=name,
         ) from error
 
