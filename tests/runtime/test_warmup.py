@@ -6,8 +6,9 @@ import serving_toys as toys
 from servax.core.errors import StartupError
 from servax.core.events import StepAdvanced, StepFinished, StepStarted, listening
 from servax.core.tensors import Signature, TensorSpec
-from servax.runtime.warmup import RUNS, RUNS_ELSEWHERE, filled
+from servax.runtime.warmup import filled, runs_of
 from servax.stages.buckets import Bucket
+from servax.targets.target import LoadedProgram, ProgramTable
 
 
 def kind(leaf):
@@ -36,14 +37,17 @@ def test_every_program_runs_before_ready_with_arrays_like_those_of_real_traffic(
         table = type(table)({**table.programs, key: type(table[key])(watched(key), "jit")})
     with toys.toy(table=table) as servable:
         servable.warm()
-        assert {key: len(runs) for key, runs in calls.items()} == dict.fromkeys(toys.GRID, 2)
+        assert {key: len(runs) for key, runs in calls.items()} == {
+            key: 2 if key[0] == "count" else 1 for key in toys.GRID
+        }
         servable.predict(x=np.ones((1, 3), np.float32))
         first, *rest = calls["predict", Bucket.of(batch=1, length=8)]
         assert all(run == first for run in rest), "real traffic differs from what was warmed"
 
 
-def test_accelerators_run_every_program_three_times():
-    assert (RUNS.get("cpu", RUNS_ELSEWHERE), RUNS.get("gpu", RUNS_ELSEWHERE)) == (2, 3)
+def test_accelerators_run_every_program_three_times_a_cpu_once_unless_it_has_a_state():
+    assert [runs_of("gpu", stateful=stateful) for stateful in (False, True)] == [3, 3]
+    assert [runs_of("cpu", stateful=stateful) for stateful in (False, True)] == [1, 2]
 
 
 def test_progress_is_told_program_by_program():
@@ -86,9 +90,29 @@ def test_buffers_hold_pad_values_and_full_lengths():
     assert [array.dtype.name for array in (mask, n, tokens)] == ["bool", "int32", "int32"]
 
 
-def test_costs_are_recorded_for_the_planner():
-    with toys.toy() as servable:
+def test_costs_are_there_for_whoever_asks_and_never_those_of_a_first_run():
+    runs = []
+
+    def watched(key):
+        program = toys.table()[key].program
+
+        def call(params, state, inputs):
+            runs.append(key)
+            return program(params, state, inputs)
+
+        return call
+
+    whole = toys.table()
+    table = ProgramTable({key: LoadedProgram(watched(key), "jit") for key in whole})
+    with toys.toy(table=table) as servable:
+        assert servable.costs == {}
         servable.warm()
-        assert set(servable.costs) == set(toys.GRID)
-        assert all(seconds > 0 for seconds in servable.costs.values())
         assert jax.devices()[0] is servable.device
+        runs.clear()
+        costs = servable.costs
+        assert set(costs) == set(toys.GRID)
+        assert all(seconds > 0 for seconds in costs.values())
+        assert runs == [key for key in toys.GRID if key[0] != "count"], "a second run each, except where there was one"
+        assert servable.costs == costs
+        assert servable.count(x=np.ones(4, np.float32))["seen"][0] == 1
+    assert servable.costs == costs

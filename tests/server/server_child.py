@@ -51,7 +51,7 @@ def load():
 
         def __call__(self, params, state, inputs):
             Program.calls += 1
-            if (mode == "warming" and Program.calls == 1) or (mode == "running" and Program.calls == 3):
+            if (mode == "warming" and Program.calls == 1) or (mode == "running" and Program.calls == 2):
                 wait_for_line()
             return held.loaded.program(params, state, inputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any, Protocol, Self
 
 from servax.core import monitoring
 from servax.core.device import Device
-from servax.core.errors import NotFound, ServaxError, UsageError
+from servax.core.errors import NotFound, ServaxError, ServiceError, UsageError
 from servax.core.events import RequestDone, emit
 from servax.core.tensors import Signature, TensorSpec
 from servax.core.trees import KeyPath
@@ -36,7 +37,7 @@ from servax.runtime.servable import (
 )
 from servax.runtime.stages_table import StagesTable
 from servax.runtime.swap import SwapReport, drift, require_finite
-from servax.runtime.warmup import Key, label, require_all, warm_up
+from servax.runtime.warmup import Key, label, measure, require_all, warm_up
 from servax.runtime.watch import Watch
 from servax.stages.buckets import BucketGrid, choose
 from servax.stages.padding import check
@@ -107,6 +108,7 @@ class LocalServable:
         self._closing = threading.Lock()
         self._app_factory = app_factory
         self._costs: dict[Key, float] = {}
+        self._measuring = threading.Lock()
         self._warmed: tuple[Key, ...] = ()
         self._lifecycle = Lifecycle(name)
         with monitoring.thread_role(monitoring.LOADING):
@@ -168,13 +170,21 @@ class LocalServable:
 
     @property
     def costs(self) -> Mapping[Key, float]:
-        """Median seconds of a warm run, by function and bucket; on an idle device, with copies to and from it."""
-        return self._costs
+        """Median seconds of a warm run, by function and bucket, with copies to and from the device.
+
+        What warming did not measure is run once more when this, or `stages`, is first asked for while READY.
+        """
+        with self._measuring:
+            for key in self._grid:
+                if key not in self._costs and self.state is State.READY:
+                    with contextlib.suppress(ServiceError):  # closed, or failing: requests say so
+                        self._costs[key] = measure(self._executor, self._runner, self._functions, key)
+            return dict(self._costs)
 
     @property
     def stages(self) -> StagesTable:
         """What each layer took for each program; a table that shows itself."""
-        return StagesTable.of(self._name, self._table, self._costs)
+        return StagesTable.of(self._name, self._table, self.costs)
 
     @property
     def app(self) -> Any:

@@ -18,9 +18,19 @@ from servax.targets.target import ProgramTable
 
 Key = tuple[str, Bucket]
 
-RUNS = {"cpu": 2}
-"""Runs of each program by platform; the first pays for what is lazy in the runtime and is not measured."""
 RUNS_ELSEWHERE = 3
+"""Runs of each program on anything but a CPU."""
+
+
+def runs_of(platform: str, *, stateful: bool) -> int:
+    """How often a program runs before ready; the first run pays for what is lazy in the runtime and is not measured.
+
+    On a CPU once, since the second run is as fast as any later one. It costs a start its time and serves only for
+    costs, which `measure` finds when somebody asks for them. Not so with a state: a later run of ours would change it.
+    """
+    if platform == "cpu":
+        return 2 if stateful else 1
+    return RUNS_ELSEWHERE
 
 
 def label(key: Key) -> str:
@@ -47,7 +57,7 @@ def warm_up(
     grid: BucketGrid,
     on_done: Callable[[Key], None],
 ) -> dict[Key, float]:
-    """Runs every program on the device's thread; gives the median of the measured runs, in seconds.
+    """Runs every program on the device's thread; gives the median seconds of those that ran more than once.
 
     The state of stateful functions starts anew afterwards.
 
@@ -55,11 +65,12 @@ def warm_up(
       StartupError: a program failed, or would have compiled; names it.
     """
     costs: dict[Key, float] = {}
-    runs = RUNS.get(executor.device.platform, RUNS_ELSEWHERE)
     with step("warm", len(grid)):
         for key in grid:
             function, bucket = key
-            buffers = filled(functions[function].signature, bucket)
+            served = functions[function]
+            buffers = filled(served.signature, bucket)
+            runs = runs_of(executor.device.platform, stateful=served.stateful)
             began = time.perf_counter()
             try:
                 seconds = [executor.call(lambda: _run(runner, key, buffers)) for _ in range(runs)]  # noqa: B023 (called at once)
@@ -71,11 +82,23 @@ def warm_up(
                     expected=error.expected,
                     remedy=error.remedy,
                 ) from error
-            costs[key] = statistics.median(seconds[1:])
+            if runs > 1:
+                costs[key] = statistics.median(seconds[1:])
             on_done(key)
             emit(StepAdvanced("warm", label(key), time.perf_counter() - began))
         executor.call(runner.reset_state)
     return costs
+
+
+def measure(executor: Executor, runner: Runner, functions: Mapping[str, ServedFunction], key: Key) -> float:
+    """Seconds of one run of a warm, stateless program, when its turn has come.
+
+    Raises:
+      ExecutionError: it failed.
+      NotReady: the device's thread has ended.
+    """
+    buffers = filled(functions[key[0]].signature, key[1])
+    return executor.call(lambda: _run(runner, key, buffers))
 
 
 def filled(signature: Signature, bucket: Bucket) -> Buffers:
