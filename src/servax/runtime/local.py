@@ -16,13 +16,12 @@ from typing import Any, Protocol, Self
 from servax.core import monitoring
 from servax.core.device import Device
 from servax.core.errors import NotFound, ServaxError, ServiceError, UsageError
-from servax.core.events import RequestDone, emit
 from servax.core.tensors import Signature, TensorSpec
 from servax.core.trees import KeyPath
 from servax.runtime import executor as executors
 from servax.runtime.lifecycle import Lifecycle
 from servax.runtime.memory import require_room
-from servax.runtime.pending import PendingRequest
+from servax.runtime.pending import PendingRequest, Told
 from servax.runtime.processors import Processing
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.runner import Runner, ServedFunction
@@ -346,8 +345,8 @@ class LocalServable:
     def _on_death(self, reason: str) -> None:
         self._lifecycle.fail(f"the thread that runs the device has died: {reason}")
 
-    def _told(self, request: InferRequest) -> _Told:
-        return _Told(self._name, request)
+    def _told(self, request: InferRequest) -> Told:
+        return Told(self._name, request)
 
 
 def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:
@@ -370,29 +369,3 @@ def _let_go(executor: executors.Executor, forget: Callable[[], None]) -> None:
 
     # The collector may run at any point of this thread, also where it holds the executors' lock.
     threading.Thread(target=release, name="servax-release", daemon=True).start()
-
-
-class _Told:
-    """Emits RequestDone when the block around a request ends, with what became of it."""
-
-    def __init__(self, servable: str, request: InferRequest) -> None:
-        self.pending: PendingRequest | None = None
-        self._servable = servable
-        self._request = request
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        pending = self.pending
-        answered = kind is None and pending is not None
-        emit(
-            RequestDone(
-                self._servable,
-                self._request.function,
-                "" if pending is None else pending.bucket.label,
-                0 if pending is None else pending.rows,
-                "ok" if kind is None else kind.__name__,
-                dict(pending.future.result().times) if answered and pending is not None else {},
-            )
-        )

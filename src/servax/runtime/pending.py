@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
+from typing import Self
 
 from servax.core.errors import DeadlineExceeded, ExecutionError, ServaxError
+from servax.core.events import RequestDone, emit
 from servax.core.tensors import Signature
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.watch import Watch
@@ -94,3 +96,29 @@ class PendingRequest:
 
     def _claimed(self) -> bool:
         return self._claim.acquire(blocking=False) and self.future.set_running_or_notify_cancel()
+
+
+class Told:
+    """Emits RequestDone when the block around a request ends, with what became of it."""
+
+    def __init__(self, servable: str, request: InferRequest) -> None:
+        self.pending: PendingRequest | None = None
+        self._servable = servable
+        self._request = request
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        pending = self.pending
+        answered = kind is None and pending is not None
+        emit(
+            RequestDone(
+                self._servable,
+                self._request.function,
+                "" if pending is None else pending.bucket.label,
+                0 if pending is None else pending.rows,
+                "ok" if kind is None else kind.__name__,
+                dict(pending.future.result().times) if answered and pending is not None else {},
+            )
+        )
