@@ -68,4 +68,6 @@ def test_the_path_below_the_mount(path, root, expected):
 
 
 def test_unknown_pages_are_not_found(servable):
-    assert [each.status_code for each in get(create_app(servable), "/nope", "/v2/nope")] == [404, 404]
+    answers = get(create_app(servable), "/nope", "/v2/nope")
+    assert [each.status_code for each in answers] == [404, 404]
+    assert all(each.json()["error"] for each in answers)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 import numpy as np
@@ -89,6 +90,18 @@ class NaiveServable:
     def texts(self) -> Mapping[str, Mapping[str, str]]:
         return {name: processing.texts for name, processing in self._processing.items()}
 
+    @property
+    def app(self) -> Any:
+        from servax.server.app import create_app
+
+        return create_app(self)
+
+    def swap(self, checkpoint: str | os.PathLike[str], **options: Any) -> NoReturn:
+        raise UsageError("the naive server keeps its weights", seen=str(checkpoint), remedy="start it again")
+
+    def __getattr__(self, name: str) -> Callable[..., Outputs]:
+        raise AttributeError(f"the naive server has no attribute {name!r}")
+
     def predict(self, function: str | None = None, /, **inputs: Any) -> Outputs:
         return self.infer(InferRequest(default_function(function, self.signatures), flat_inputs(inputs))).tensors
 
@@ -147,10 +160,8 @@ def main() -> None:
 
     import uvicorn
 
-    from servax.server.app import create_app
-
-    app = create_app(naive(arguments.model, arguments.checkpoint))
-    uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning")
+    servable = naive(arguments.model, arguments.checkpoint)
+    uvicorn.run(servable.app, host="127.0.0.1", port=arguments.port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ def command(
         list[str] | None, typer.Option("--target", "-t", help="Only this target; repeatable.", show_default=False)
     ] = None,
     platform: options.Platform = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="MODEL.py:NAME, to prove jit with.", show_default=False)
+    ] = None,
     parity: Annotated[
         str, typer.Option("--parity", help="corners, or full: every bucket of every target.")
     ] = "corners",
@@ -27,7 +30,7 @@ def command(
     from servax.workflow.verify import verify
 
     with progress():
-        checked = verify(bundle, targets=target, platform=platform, parity=parity)
+        checked = verify(bundle, targets=target, platform=platform, parity=parity, model=model)
     if json:
         print_json(checked.parity.as_json())
     else:

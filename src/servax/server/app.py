@@ -17,7 +17,14 @@ from starlette.routing import Route
 
 import servax
 from servax.protocols.dataplane import DataPlane
-from servax.protocols.open_inference.rest import DEFAULT_MAX_BODY, OpenInference, Receive, Scope, Send
+from servax.protocols.open_inference.rest import (
+    DEFAULT_MAX_BODY,
+    ERROR_HANDLERS,
+    OpenInference,
+    Receive,
+    Scope,
+    Send,
+)
 from servax.runtime.servable import Servable
 from servax.server.metrics import Metrics
 from servax.server.openapi import describe
@@ -39,7 +46,8 @@ class App:
                 Route("/", self._index),
                 Route("/metrics", self._scrape),
                 Route("/openapi.json", self._openapi),
-            ]
+            ],
+            exception_handlers=ERROR_HANDLERS,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

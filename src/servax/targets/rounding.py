@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from servax.core.device import PLATFORMS
 from servax.targets.samples import Rounding
 from servax.targets.tolerance import UNIT
-
-PLATFORMS = ("cpu", "cuda", "tpu")
 
 LOOP = 16
 """Trips assumed of a `while` loop, whose number no jaxpr tells."""

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from servax.core.device import Device, platform_of
+from servax.core.device import PLATFORMS, Device, platform_of
 from servax.core.errors import PlatformError, UsageError
 from servax.core.events import Notice, emit
-
-PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def pick_device(platform: str | None = None) -> Device:

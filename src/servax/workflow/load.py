@@ -34,7 +34,7 @@ from servax.targets.compilation_cache import enable_cache
 from servax.targets.manifest import Manifest
 from servax.targets.target import LoadedProgram, ProgramTable
 from servax.workflow.device import pick_device
-from servax.workflow.parameters import abstract_params, lifted_values, restore_as, restore_bundle
+from servax.workflow.parameters import lifted_values, restore_as, restore_bundle
 from servax.workflow.probe import probe
 from servax.workflow.source import CheckpointChoice, Source, abstract, prepare
 
@@ -122,7 +122,7 @@ def load_bundle(
         device=device,
         swapper=functools.partial(
             restore_as,
-            like=abstract_params(bundle.manifest),
+            like=bundle.manifest.abstract_params(),
             selected=bundle.manifest.provenance.select,
             device=device,
             lifted=lifted,
@@ -185,7 +185,7 @@ def _cached(options: LoadOptions, device: Device) -> Generator[None]:
         "jax_persistent_cache_min_compile_time_secs",
         "jax_persistent_cache_min_entry_size_bytes",
     )
-    before = {name: jax.config.read(name) for name in names}
+    before = {name: getattr(jax.config, name) for name in names}
     try:
         enable_cache(options.cache_dir, [device])
     except OSError as error:

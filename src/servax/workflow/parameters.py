@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from servax.checkpoint.restoring import restore
@@ -15,10 +14,8 @@ from servax.core.device import Device
 from servax.core.errors import CheckpointError
 from servax.core.events import step as named_step
 from servax.core.monitoring import LOADING, thread_role
-from servax.core.tensors import dtype_of
 from servax.core.trees import KeyPath, Tree
 from servax.targets.bundle import PARAMETERS, Bundle
-from servax.targets.manifest import Manifest
 from servax.workflow.source import CheckpointChoice
 
 
@@ -29,18 +26,8 @@ def bundle_params(bundle: Bundle, device: Device) -> dict[KeyPath, Any]:
       BundleError: a parameter file changed or is missing; names it.
     """
     bundle.check(PARAMETERS)
-    restored = restore(bundle.path(PARAMETERS), like=abstract_params(bundle.manifest), placement=device)
+    restored = restore(bundle.path(PARAMETERS), like=bundle.manifest.abstract_params(), placement=device)
     return trees.flatten(restored.params)
-
-
-def abstract_params(manifest: Manifest) -> dict[str, Any]:
-    """Shapes and dtypes of a bundle's parameters as a nested dictionary."""
-    return trees.unflatten(
-        {
-            trees.path_of(record.path): jax.ShapeDtypeStruct(record.shape, dtype_of(record.dtype))
-            for record in manifest.parameters
-        }
-    )
 
 
 def restore_as(
@@ -95,7 +82,7 @@ def restore_bundle(bundle: Bundle, device: Device, choice: CheckpointChoice | No
         options = {"select": choice.select, "step": choice.step, "item": choice.item}
         return restore_as(
             choice.path,
-            like=abstract_params(bundle.manifest),
+            like=bundle.manifest.abstract_params(),
             selected=bundle.manifest.provenance.select,
             device=device,
             lifted=lifted,
