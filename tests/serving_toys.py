@@ -173,7 +173,8 @@ def word_tokenizer(folder: Path, words: dict[str, int]) -> Path:
 def reading_toy(tokenizer: Path) -> LocalServable:
     """A warm servable whose one function, `total`, adds up the token ids of each text."""
     spec = TensorSpec("x", "int32", ("batch", "length"))
-    signature = Signature((TOTAL.input("n"), spec), TOTAL.outputs, lengths={"n": "length"})
+    outputs = (TensorSpec.parse("sum", "int32[batch]"),)
+    signature = Signature((TOTAL.input("n"), spec), outputs, lengths={"n": "length"})
     bucket = Bucket.of(batch=4, length=16)
     return toy(
         functions={"total": ServedFunction(signature, processors={"x": Text(tokenizer, 16)})},

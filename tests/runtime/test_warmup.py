@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ import serving_toys as toys
 from servax.core.errors import StartupError
 from servax.core.events import StepAdvanced, StepFinished, StepStarted, listening
 from servax.core.tensors import Signature, TensorSpec
-from servax.runtime.warmup import filled, runs_of
+from servax.runtime.warmup import _buffers, filled, runs_of
 from servax.stages.buckets import Bucket
 from servax.targets.target import LoadedProgram, ProgramTable
 
@@ -116,3 +118,21 @@ def test_costs_are_there_for_whoever_asks_and_never_those_of_a_first_run():
         assert servable.costs == costs
         assert servable.count(x=np.ones(4, np.float32))["seen"][0] == 1
     assert servable.costs == costs
+
+
+def test_a_program_with_other_outputs_than_its_signature_does_not_become_ready():
+    """As after a manifest was edited, or put beside programs of another bundle."""
+    wrong = dataclasses.replace(toys.TOTAL, outputs=(TensorSpec.parse("sum", "float32[batch, 2]"),))
+    functions = {**toys.FUNCTIONS, "total": dataclasses.replace(toys.FUNCTIONS["total"], signature=wrong)}
+    with toys.toy(functions=functions) as servable, pytest.raises(StartupError) as caught:
+        servable.warm()
+    assert caught.value.where == "total@batch=1,length=16"
+    assert caught.value.seen == "float32[1]"
+    assert caught.value.expected == "sum: float32[1, 2]"
+
+
+def test_inputs_that_do_not_fit_into_memory_are_named():
+    huge = Bucket.of(batch=2**31 - 1, length=2**31 - 1)
+    with pytest.raises(StartupError) as caught:
+        _buffers(toys.TOTAL, ("total", huge))
+    assert caught.value.where == f"total@{huge.label}"

@@ -67,13 +67,13 @@ def warm_up(
     costs: dict[Key, float] = {}
     with step("warm", len(grid)):
         for key in grid:
-            function, bucket = key
-            served = functions[function]
-            buffers = filled(served.signature, bucket)
+            served = functions[key[0]]
+            buffers = _buffers(served.signature, key)
             runs = runs_of(executor.device.platform, stateful=served.stateful)
             began = time.perf_counter()
             try:
-                seconds = [executor.call(lambda: _run(runner, key, buffers)) for _ in range(runs)]  # noqa: B023 (called at once)
+                executor.call(lambda: _check(runner, key, buffers, served.signature))  # noqa: B023 (called at once)
+                seconds = [executor.call(lambda: _run(runner, key, buffers)) for _ in range(runs - 1)]  # noqa: B023
             except ServaxError as error:
                 raise StartupError(
                     f"{label(key)} failed while it was warmed: {error.what}",
@@ -82,8 +82,8 @@ def warm_up(
                     expected=error.expected,
                     remedy=error.remedy,
                 ) from error
-            if runs > 1:
-                costs[key] = statistics.median(seconds[1:])
+            if seconds:
+                costs[key] = statistics.median(seconds)
             on_done(key)
             emit(StepAdvanced("warm", label(key), time.perf_counter() - began))
         executor.call(runner.reset_state)
@@ -112,6 +112,39 @@ def filled(signature: Signature, bucket: Bucket) -> Buffers:
         )
         for spec in sorted(signature.inputs, key=lambda spec: spec.name)
     )
+
+
+def _buffers(signature: Signature, key: Key) -> Buffers:
+    try:
+        return filled(signature, key[1])
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise StartupError(
+            "the inputs of a bucket do not fit into memory",
+            where=label(key),
+            seen=f"{type(error).__name__}: {error}",
+            remedy="build the bundle with smaller buckets",
+        ) from error
+
+
+def _check(runner: Runner, key: Key, buffers: Buffers, signature: Signature) -> None:
+    """The first run of a program, whose outputs must be those of the signature.
+
+    Raises:
+      StartupError: they are not; every difference is listed.
+    """
+    outputs, _ = runner.run(*key, buffers)
+    sizes = key[1].mapping()
+    specs = sorted(signature.outputs, key=lambda spec: spec.name)
+    expected = [f"{spec.name}: {spec.dtype}{list(spec.concrete(sizes))}" for spec in specs]
+    seen = [f"{array.dtype.name}{list(array.shape)}" for array in outputs]
+    if [text.partition(": ")[2] for text in expected] != seen:
+        raise StartupError(
+            "a program does not give the outputs that its signature says",
+            where=label(key),
+            seen=", ".join(seen),
+            expected=", ".join(expected),
+            remedy="build the bundle again: its manifest and its programs do not belong together",
+        )
 
 
 def _run(runner: Runner, key: Key, buffers: Buffers) -> float:

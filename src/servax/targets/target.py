@@ -24,7 +24,8 @@ class Program(Protocol):
     """A compiled program for one bucket on one device.
 
     Calling it traces and compiles nothing. `state` is donated: the caller drops it and keeps what is returned.
-    Parameters, state and inputs must be committed to the program's device.
+    Parameters and state must be committed to the program's device; inputs too, except that a CPU's program takes NumPy
+    arrays of its shapes and dtypes as they are.
     """
 
     def __call__(self, params: FlatArrays, state: FlatArrays, inputs: FlatArrays) -> tuple[FlatArrays, FlatArrays]: ...
