@@ -1,4 +1,7 @@
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import jax
 import pytest
@@ -106,3 +109,29 @@ def test_a_listener_that_fails_keeps_no_one_from_hearing_that_the_thread_died(ca
     assert heard == ["SystemExit: out of luck"]
     assert work.error.seen == "SystemExit: out of luck"
     assert "no ears" in caplog.text
+
+
+def test_a_forked_process_is_told_that_it_cannot_predict():
+    """In a child of its own: a fork of a process with JAX's threads is what the message warns of."""
+    script = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import serving_toys as toys
+from servax.core.errors import NotReady
+
+servable = toys.toy().warm()
+reading, writing = os.pipe()
+if os.fork() == 0:
+    try:
+        servable.predict(x=np.ones((1, 3), np.float32))
+    except NotReady as error:
+        os.write(writing, error.what.encode())
+    os._exit(0)
+os.close(writing)
+print(os.read(reading, 1000).decode())
+os.wait()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "forked" in done.stdout

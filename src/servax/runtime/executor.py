@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ class Executor:
         self._queue = InOrder() if queue is None else queue
         self._listeners: tuple[Callable[[str], None], ...] = ()
         self._death: str | None = None
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name=f"servax-{device.platform}-{device.id}", daemon=True)
         self._thread.start()
 
@@ -46,7 +48,15 @@ class Executor:
         return len(self._queue)
 
     def put(self, work: Work) -> None:
-        """Queues work; NotReady once the thread has ended."""
+        """Queues work; NotReady once the thread has ended, and in a process that was forked off this one's."""
+        if os.getpid() != self._process:
+            raise NotReady(
+                "this process was forked from the one that loaded the model, and threads do not come along",
+                seen=f"process {os.getpid()}",
+                expected=f"process {self._process}",
+                remedy="load after the fork (gunicorn: without --preload), or start workers by spawn; JAX does not "
+                "survive a fork either",
+            )
         self._queue.put(work)
 
     def call(self, function: Callable[[], Any]) -> Any:
