@@ -150,10 +150,148 @@ def test_the_difference_that_padding_makes_is_measured():
         make(count)
 
 
-def test_an_output_over_the_whole_batch_changes_with_padding_in_batch():
-    mean = stateless(lambda _, given: {"y": given["x"].mean()}, {"x": "float32[batch]"}, {"y": "float32[]"})
+@pytest.mark.parametrize(
+    ("call", "dtype", "sign"),
+    [
+        (lambda x: x.max(1), "float32", "all negative"),
+        (lambda x: x.min(1), "float32", "all positive"),
+        (lambda x: jnp.argmax(x, 1).astype(jnp.int32), "int32", "all negative"),
+        (lambda x: jax.nn.relu(x).min(1), "float32", "all positive"),
+        (lambda x: (x >= 0).any(1), "bool", "all negative"),
+        (lambda x: (x > 0).all(1), "bool", "all positive"),
+    ],
+)
+def test_padding_that_only_inputs_of_one_sign_tell_of_is_found(call, dtype, sign):
+    """Zeros are the largest of negative values, and the smallest of positive ones."""
+    made = stateless(lambda _, given: {"y": call(given["x"])}, X, {"y": f"{dtype}[batch, 3]"})
     with pytest.raises(ModelError) as caught:
-        make(mean, Bucket.of(batch=4))
+        make(made, Bucket.of(batch=4, length=24))
+    error = caught.value
+    assert error.what == "outputs of function 'predict' change with padding"
+    assert error.where == "predict@batch=4,length=24, output y"
+    assert error.expected == "the values of the unpadded run"
+    assert "when padded in length" in str(error.seen)
+    assert 'declare lengths={"n": "length"} and mask with n' in str(error.remedy)
+    assert f"for float inputs that are {sign}" in str(error.seen)
+
+
+def test_a_maximum_masked_wrongly_is_found_in_the_shorter_row():
+    def call(_, given):
+        valid = jnp.arange(given["x"].shape[1]) < given["n"][:, None]
+        return {"y": jnp.where(valid[..., None], given["x"], 0).max(axis=1)}
+
+    with pytest.raises(ModelError) as caught:
+        make(stateless(call, RAGGED, POOLED, lengths={"n": "length"}))
+    assert "mask what lies past 'n' in 'length'" in str(caught.value.remedy)
+
+
+def masked_max(_, given):
+    valid = jnp.arange(given["x"].shape[1]) < given["n"][:, None]
+    return {"y": jnp.where(valid[..., None], given["x"], -jnp.inf).max(axis=1)}
+
+
+def test_a_maximum_by_mask_passes():
+    made = make(stateless(masked_max, {**X, "n": "int32[batch]"}, POOLED, lengths={"n": "length"}))
+    step = sample(made, "padded").steps[0]
+    expected = [step.inputs["x"][0].max(axis=0), step.inputs["x"][1, :2].max(axis=0)]
+    np.testing.assert_array_equal(step.outputs["y"].values, expected)
+
+
+def test_a_pad_value_that_never_wins_passes():
+    signature = Signature(
+        (TensorSpec.parse("x", X["x"], pad=-1e30),), (TensorSpec.parse("y", POOLED["y"]),), batch="batch"
+    )
+    made = make(Function("predict", signature, lambda _, __, given: (None, {"y": given["x"].max(1)})))
+    step = sample(made, "padded").steps[0]
+    np.testing.assert_array_equal(step.outputs["y"].values, step.inputs["x"].max(1))
+
+
+def test_whether_any_is_positive_does_not_change_with_zeros():
+    make(stateless(lambda _, given: {"y": (given["x"] > 0).any(1)}, X, {"y": "bool[batch, 3]"}))
+
+
+def test_a_sign_that_gives_nan_is_not_tried():
+    """Roots of negative values are NaN, and padding with zeros would give 0 in their place."""
+    made = make(stateless(lambda _, given: {"y": jnp.nanmax(jnp.sqrt(given["x"]), axis=1)}, X, POOLED))
+    step = sample(made, "padded").steps[0]
+    roots = np.sqrt(np.maximum(step.inputs["x"], 0))
+    np.testing.assert_allclose(step.outputs["y"].values, roots.max(axis=1), rtol=1e-6)
+
+
+def test_causal_attention_passes():
+    def call(params, given):
+        q, k, v = (given["x"] @ params[name] for name in "qkv")
+        scores = jnp.einsum("bqc,bkc->bqk", q, k)
+        causal = jnp.tril(jnp.ones(scores.shape[1:], bool))
+        return {"y": jax.nn.softmax(jnp.where(causal, scores, -1e9)) @ v}
+
+    stream = np.random.RandomState(3)
+    params = {name: stream.randn(3, 3).astype(np.float32) for name in "qkv"}
+    made = make(stateless(call, X, Y), params={name: jnp.asarray(each) for name, each in params.items()})
+    step = sample(made, "padded").steps[0]
+    # The first position attends to itself alone.
+    np.testing.assert_allclose(step.outputs["y"].values[:, 0], step.inputs["x"][:, 0] @ params["v"], atol=1e-5)
+
+
+def test_the_first_step_of_a_stateful_function_is_tried_with_one_sign():
+    def call(_, state, given):
+        return {"seen": state["seen"] + 1}, {"y": given["x"].max(1)}
+
+    made = function(call, X, POOLED, state={"seen": "float32[1]"})
+    with pytest.raises(ModelError, match="change with padding"):
+        make(made, Bucket.of(batch=4, length=24))
+
+
+@pytest.mark.parametrize("call", [jnp.sum, jnp.max, jnp.min, lambda x: x.mean(axis=0), lambda x: x[0]])
+@pytest.mark.parametrize("rows", [2, 4])
+def test_an_output_without_the_batch_axis_that_mixes_rows_is_named(call, rows):
+    shape = "float32[3]" if call(jnp.ones((rows, 3))).ndim else "float32[]"
+    mixed = stateless(
+        lambda params, given: {"a": given["x"] @ params["w"], "m": call(given["x"])},
+        {"x": "float32[batch, 3]"},
+        {"a": "float32[batch, 3]", "m": shape},
+    )
+    with pytest.raises(ModelError) as caught:
+        make(mixed, Bucket.of(batch=rows), {"w": jnp.asarray(W)}, thorough=False)
+    error = caught.value
+    assert error.what == "a row's answer from function 'predict' depends on the other rows of its batch"
+    assert error.where == f"predict@batch={rows}, output m"
+    assert "output 'm': max difference" in str(error.seen)
+    assert error.expected == "the values of the same row alone"
+    assert "keep the batch axis in output 'm'" in str(error.remedy)
+    assert "batch=None" in str(error.remedy)
+    assert "evaluation mode" not in str(error.remedy)
+
+
+def test_rows_that_are_mixed_in_both_kinds_of_output_are_named_together():
+    both = stateless(
+        lambda _, given: {"a": given["x"] - given["x"].mean(0), "m": given["x"].mean(0)},
+        {"x": "float32[batch, 3]"},
+        {"a": "float32[batch, 3]", "m": "float32[3]"},
+    )
+    with pytest.raises(ModelError) as caught:
+        make(both, Bucket.of(batch=4))
+    assert caught.value.where == "predict@batch=4, output a, m"
+    assert "keep the batch axis in output 'm'" in str(caught.value.remedy)
+    assert "use_running_average" in str(caught.value.remedy)
+
+
+def test_an_output_of_a_multiple_of_the_batch_is_not_taken_for_a_common_one():
+    signature = Signature(
+        (TensorSpec.parse("x", "float32[batch]"),), (TensorSpec("y", "float32", ("2*batch",)),), batch="batch"
+    )
+    twice = Function("predict", signature, lambda _, __, given: (None, {"y": jnp.repeat(given["x"], 2)}))
+    made = make(twice, Bucket.of(batch=4))
+    step = sample(made, "full").steps[0]
+    np.testing.assert_array_equal(step.outputs["y"].values, np.repeat(step.inputs["x"], 2))
+
+
+def test_an_output_that_depends_on_the_number_of_rows_changes_with_padding_in_batch():
+    share = stateless(
+        lambda _, given: {"y": given["x"] / given["x"].shape[0]}, {"x": "float32[batch]"}, {"y": "float32[batch]"}
+    )
+    with pytest.raises(ModelError) as caught:
+        make(share, Bucket.of(batch=4))
     assert "when padded in batch" in str(caught.value.seen)
     assert "an output over the whole batch cannot be served from a bucket" in str(caught.value.remedy)
 
@@ -317,6 +455,18 @@ def test_a_state_starts_as_zeros_and_goes_from_step_to_step():
     np.testing.assert_array_equal(first.state["last"].values, first.inputs["x"])
     np.testing.assert_array_equal(second.outputs["y"].values, first.inputs["x"])
     np.testing.assert_array_equal(second.state["last"].values, second.inputs["x"])
+
+
+def test_an_output_may_tell_of_all_rows_in_a_state_that_they_share():
+    def call(_, state, given):
+        total = state["total"] + given["x"].sum(0)
+        return {"total": total}, {"total": total}
+
+    made = function(call, {"x": "float32[batch, 3]"}, {"total": "float32[3]"}, state={"total": "float32[3]"})
+    first, second = sample(make(made, Bucket.of(batch=4)), "full").steps
+    np.testing.assert_allclose(first.outputs["total"].values, first.inputs["x"].sum(0), atol=1e-6)
+    expected = first.inputs["x"].sum(0) + second.inputs["x"].sum(0)
+    np.testing.assert_allclose(second.outputs["total"].values, expected, atol=1e-6)
 
 
 def test_padding_may_write_into_a_state_that_nobody_reads():

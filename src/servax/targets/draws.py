@@ -5,7 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from servax.core.tensors import Signature, TensorSpec
 from servax.stages.buckets import Bucket
@@ -102,6 +104,25 @@ def padded(signature: Signature, bucket: Bucket, ranges: Ranges, place: str) -> 
 def ragged_dim(signature: Signature) -> str | None:
     """The dimension in which rows of a `padded` sample differ; None without a batch dimension or lengths."""
     return next(iter(signature.lengths.values()), None) if signature.batch else None
+
+
+def one_sided(of: Mapping[str, Draw], *, negative: bool) -> dict[str, np.ndarray[Any, Any]] | None:
+    """The drawn inputs with every float of one sign, pad values past a row's length as they were.
+
+    A maximum over normal values lies above padding with zeros, and a minimum below it; over values of one sign, one of
+    the two does not. None where no input holds floats.
+    """
+    if all(draw.kind not in ("normal", "positive") for draw in of.values()):
+        return None
+    inputs: dict[str, np.ndarray[Any, Any]] = {}
+    for name, draw in of.items():
+        if draw.kind not in ("normal", "positive"):
+            inputs[name] = draw.array()
+        elif negative:
+            inputs[name] = -replace(draw, kind="positive", fill=-float(draw.fill)).array()
+        else:
+            inputs[name] = replace(draw, kind="positive").array()
+    return inputs
 
 
 def alone(signature: Signature, of: Mapping[str, Draw], row: int) -> dict[str, Draw]:

@@ -84,23 +84,50 @@ def chance(function: str, bucket: str, faults: Sequence[Fault]) -> ModelError:
     )
 
 
-def neighbours(function: str, bucket: str, faults: Sequence[Fault]) -> ModelError:
-    """The error of a function whose rows depend on the other rows of the batch."""
+def neighbours(function: str, bucket: str, faults: Sequence[Fault], signature: Signature) -> ModelError:
+    """The error of a function whose rows depend on the other rows of the batch, or that mixes them in an output."""
+    changed = {fault.output for fault in faults}
+    mixed = [spec.name for spec in signature.outputs if spec.name in changed and signature.batch not in spec.shape]
+    remedies: list[str] = []
+    if mixed:
+        remedies.append(
+            f"keep the batch axis in output {', '.join(map(repr, mixed))}, one value a row; a function whose rows "
+            "belong together is declared with batch=None"
+        )
+    if changed - set(mixed):
+        remedies.append(
+            f"{EVALUATION}, so that BatchNorm uses its running statistics and dropout is off; if rows belong "
+            "together by design, declare another batch dimension (batch=...) or none"
+        )
     return _error(
         f"a row's answer from function {function!r} depends on the other rows of its batch",
         function,
         bucket,
         faults,
         expected="the values of the same row alone",
-        remedy=f"{EVALUATION}, so that BatchNorm uses its running statistics and dropout is off; if rows belong "
-        "together by design, declare another batch dimension (batch=...) or none",
+        remedy="; ".join(remedies),
     )
 
 
 def padding(
-    function: str, bucket: str, faults: Sequence[Fault], dims: Sequence[str], signature: Signature
+    function: str,
+    bucket: str,
+    faults: Sequence[Fault],
+    dims: Sequence[str],
+    signature: Signature,
+    *,
+    inputs: str | None = None,
 ) -> ModelError:
-    """The error of a function whose outputs change when its inputs are padded, in `dims`."""
+    """The error of a function whose outputs change when its inputs are padded, in `dims`.
+
+    Args:
+      function: its name.
+      bucket: label of the bucket.
+      faults: the outputs that change.
+      dims: the dimensions whose padding changes them.
+      signature: of the function.
+      inputs: what the float inputs were, if other than drawn around zero.
+    """
     remedies: list[str] = []
     lengths = [dim for dim in dims if dim != signature.batch]
     for dim in lengths:
@@ -121,7 +148,7 @@ def padding(
         faults,
         expected="the values of the unpadded run",
         remedy=f"{'; '.join(remedies)}; or give buckets only for the sizes that are served",
-        suffix=f", when padded in {' and '.join(dims)}",
+        suffix=f", when padded in {' and '.join(dims)}" + (f", for float inputs that are {inputs}" if inputs else ""),
     )
 
 

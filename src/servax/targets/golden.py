@@ -106,12 +106,12 @@ def make(
         row = bucket[batch] // 2
         single = [draws.alone(function.signature, each, row) for each in full]
         at_bucket = maker.source.chain(arrays(single), bucket)
-        maker.check_neighbours(at_full[0][0], at_bucket[0][0], row)
+        maker.check_neighbours(full[0], at_full[0][0], at_bucket[0][0], row)
         samples.append(maker.sample("alone", single, at_bucket, maker.unpadded(single, at_bucket, thorough)))
     if draws.smaller(bucket) != bucket.mapping():
         short = maker.draws(draws.padded, "padded")
         at_bucket = maker.source.chain(arrays(short), bucket)
-        samples.append(maker.sample("padded", short, at_bucket, maker.unpadded(short, at_bucket, thorough)))
+        samples.append(maker.sample("padded", short, at_bucket, maker.unpadded(short, at_bucket, thorough, signs=True)))
     precision = None
     if float32 is not None and thorough:
         exact = Source(function, float32).chain(arrays(full), None)
@@ -179,21 +179,39 @@ class _Maker:
         )
         return Sample(name, self._sizes(tensors[0]), steps)
 
-    def check_neighbours(self, full: Arrays, single: Arrays, row: int) -> None:
-        """Raises ModelError where the first answer of a row alone is not its answer among others."""
+    def check_neighbours(self, recipe: _Draws, full: Arrays, single: Arrays, row: int) -> None:
+        """Raises ModelError where the first answer of a row alone, `single`, is not its answer among others, `full`.
+
+        An output without a batch axis holds for every row, so that it is the same for each row of `recipe` alone. Two
+        rows are tried, since one may hold the maximum of all. A stateful function adds its rows up in a state that they
+        share, so an output may tell of them all.
+        """
         sizes = {**self._bucket.mapping(), str(self._signature.batch): 1}
         among = faults.row_of(self._signature, self._signature.outputs, full, row, sizes)
         found = faults.compare([{key: single[key] for key in among}], [among], self._known.rounding)
+        # Equal shapes: a dimension such as 2*batch follows the number of rows.
+        common = {key: each for key, each in full.items() if key not in among and each.shape == single[key].shape}
+        if common and self._function.state is None:
+            first = arrays([draws.alone(self._signature, recipe, 0)])[0]
+            other, _ = self.source.run(first, self._bucket, self.source.initial_state())
+            for alone in (single, other):
+                found += faults.compare([{key: alone[key] for key in common}], [common], self._known.rounding)
         if found:
-            raise faults.neighbours(self._function.name, self._bucket.label, found)
+            raise faults.neighbours(self._function.name, self._bucket.label, found, self._signature)
 
     def unpadded(
-        self, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, Arrays]], thorough: bool
+        self, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, Arrays]], thorough: bool, *, signs: bool = False
     ) -> list[Arrays]:
         """The outputs to expect of a sample that `runs` answered padded: those of unpadded runs, if thorough.
 
         Where rows differ in length, the longest and the shortest are compared alone, each at its own length, and the
         outputs of the padded run are kept: what they hold past a row's length is nobody's to say.
+
+        Args:
+          recipes: of the sample's inputs.
+          runs: outputs and states of the padded runs.
+          thorough: runs it unpadded at all.
+          signs: compares the first step for float inputs all negative and all positive as well.
 
         Raises:
           ModelError: the two disagree.
@@ -218,8 +236,29 @@ class _Maker:
         if found:
             dims = self._culprits(references, tensors)
             raise faults.padding(self._function.name, self._bucket.label, found, dims, self._signature)
+        if signs:
+            self._check_signs(recipes[0])
         (first, *_) = references
         return list(first.outputs) if first.row is None else padded
+
+    def _check_signs(self, recipe: _Draws) -> None:
+        """Raises ModelError where padding changes the outputs for float inputs of one sign.
+
+        A sign for which the unpadded run gives NaN is one that the function does not take.
+        """
+        for negative, inputs in ((True, "all negative"), (False, "all positive")):
+            tensors = draws.one_sided(recipe, negative=negative)
+            if tensors is None:
+                return
+            references = self._references([tensors])
+            if any(_has_nan(outputs) for reference in references for outputs in reference.outputs):
+                continue
+            outputs, _ = self.source.run(tensors, self._bucket, self.source.initial_state())
+            if found := self._disagreements(references, [outputs]):
+                dims = self._culprits(references, [tensors])
+                raise faults.padding(
+                    self._function.name, self._bucket.label, found, dims, self._signature, inputs=inputs
+                )
 
     def _references(self, tensors: Sequence[Arrays]) -> list[_Reference]:
         dim = draws.ragged_dim(self._signature)
