@@ -29,7 +29,7 @@ def child(bundle: str, require: str) -> None:
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, seconds, **_: compiles.append(name) if name.startswith("/jax/core/compile") else None
     )
-    from servax.api.load import load_local
+    from servax.api.load import load
     from servax.core.events import Event, StepFinished, listening
 
     started = float(os.environ["STARTED"])
@@ -41,7 +41,7 @@ def child(bundle: str, require: str) -> None:
             steps[event.step] = steps.get(event.step, 0.0) + event.seconds
 
     with listening(listener):
-        servable = load_local(bundle, require=require)
+        servable = load(bundle, require=require, warm=False)
         loaded = time.time()
         servable.warm()
     ready = time.time()

@@ -32,6 +32,7 @@ def load(
     executables: bool = True,
     model: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    warm: bool = True,
 ) -> Servable:
     """A servable that is READY: every program has run, and no request compiles anything.
 
@@ -51,6 +52,7 @@ def load(
       executables: whether native code of a bundle may be loaded.
       model: `MODEL.py:NAME` to fall back to when nothing in a bundle runs here.
       cache_dir: persistent compilation cache, for a fast second start.
+      warm: whether to run every program now; without it the servable stays LOADING until its `warm` is called.
 
     Raises:
       UsageError: the arguments contradict one another.
@@ -81,44 +83,6 @@ def load(
         from servax.protocols.client import connect
 
         return connect(subject, model=name)
-    return load_local(
-        subject,
-        checkpoint=checkpoint,
-        params=params,
-        select=select,
-        step=step,
-        item=item,
-        dtype=dtype,
-        buckets=buckets,
-        bucket_file=bucket_file,
-        name=name,
-        require=require,
-        platform=platform,
-        executables=executables,
-        model=model,
-        cache_dir=cache_dir,
-    ).warm()
-
-
-def load_local(
-    subject: Model | str | os.PathLike[str],
-    *,
-    checkpoint: str | os.PathLike[str] | None = None,
-    params: Any = None,
-    select: str | None = None,
-    step: Step | None = None,
-    item: str | None = None,
-    dtype: str | None = None,
-    buckets: Mapping[str, Sequence[int]] | Sequence[str] = (),
-    bucket_file: str | os.PathLike[str] | None = None,
-    name: str | None = None,
-    require: str | None = None,
-    platform: str | None = None,
-    executables: bool = True,
-    model: str | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> LocalServable:
-    """As `load`, for a model or a bundle; programs are loaded but have not run: call `warm`."""
     from servax.targets.bundle import is_bundle
     from servax.workflow.load import LoadOptions, load_bundle, load_model
     from servax.workflow.source import CheckpointChoice, bucket_texts
@@ -141,10 +105,17 @@ def load_local(
                 where=str(subject),
                 remedy="build another bundle, or load the model",
             )
-        return load_bundle(subject, options, choice)
+        return _warm(load_bundle(subject, options, choice), warm)
     if isinstance(subject, os.PathLike):
         subject = os.fspath(subject)
-    return load_model(subject, choice, options, params=params, buckets=bucket_texts(buckets), bucket_file=bucket_file)
+    servable = load_model(
+        subject, choice, options, params=params, buckets=bucket_texts(buckets), bucket_file=bucket_file
+    )
+    return _warm(servable, warm)
+
+
+def _warm(servable: LocalServable, wanted: bool) -> LocalServable:
+    return servable.warm() if wanted else servable
 
 
 def _app(servable: Servable) -> Any:

@@ -63,8 +63,11 @@ def run(
     from servax.server.process import run as run_process
 
     def loader() -> LocalServable:
-        from servax.api.load import load_local
+        from servax.api.load import load
+        from servax.runtime.local import LocalServable
 
-        return load_local(target, **load_options)
+        servable = load(target, warm=False, **load_options)
+        assert isinstance(servable, LocalServable), "only a URL gives another kind, and it was refused"
+        return servable
 
     return run_process(loader, host=host, port=port, drain_timeout=drain_timeout, max_body=max_body)
