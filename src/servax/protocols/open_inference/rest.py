@@ -251,7 +251,7 @@ def chosen_outputs(body: messages.InferBody, signature: Signature) -> list[str]:
             where=", ".join(stuck),
             seen=", ".join(datatype_of(specs[name].dtype) for name in stuck),
             expected=f"outputs among {', '.join(others)}" if others else "outputs that are cast inside the function",
-            remedy=f'ask for the others: "outputs": [{choice}]; with servax.connect: infer(request, outputs={others})'
+            remedy=f'ask for the others: "outputs": [{choice}]; with servax.load(URL): infer(request, outputs={others})'
             if others
             else "cast them inside the function (`x.astype(jnp.float32)`; of complex numbers `x.real` and `x.imag`)",
         )
