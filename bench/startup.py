@@ -1,8 +1,16 @@
 """From process start to ready: `aot` against `jit` without a cache, on MiniLM with 12 buckets, side by side.
 
 Each start is a process of its own; the two alternate, so that a machine whose speed drifts treats them alike. Printed
-are medians and their ratio, by part: imports, restore, executables (loaded, or traced, lowered and compiled), warm
-run, and what is left: the device, the tokenizer, the manifest. Raw numbers go to bench/results/startup.json.
+are medians and their ratio:
+
+- imports: until the server's modules are there;
+- restore: the parameters, onto the device;
+- executables: loaded by `aot`; traced, lowered and compiled by `jit`, on all cores;
+- warm: one run of every program;
+- other: the manifest, the tokenizer; for `jit` the model's source, the shapes of its outputs, and its probe;
+- total: from the start of the process.
+
+Raw numbers go to bench/results/startup.json.
 """
 
 from __future__ import annotations
@@ -34,11 +42,11 @@ def child(bundle: str, require: str) -> None:
 
     started = float(os.environ["STARTED"])
     imported = time.time()
-    steps: dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
     def listener(event: Event) -> None:
         if isinstance(event, StepFinished):
-            steps[event.step] = steps.get(event.step, 0.0) + event.seconds
+            seconds[event.step] = event.seconds
 
     with listening(listener):
         servable = load(bundle, require=require, warm=False)
@@ -47,20 +55,12 @@ def child(bundle: str, require: str) -> None:
     ready = time.time()
     parts = {
         "imports": imported - started,
-        "restore": steps["restore"],
-        "executables": steps["load executables" if require == "aot" else "compile"],
+        "restore": seconds["restore"],
+        "executables": seconds["load executables" if require == "aot" else "compile"],
         "warm": ready - loaded,
     }
-    print(
-        json.dumps(
-            {
-                **parts,
-                "other": ready - started - sum(parts.values()),
-                "total": ready - started,
-                "compile_events": len(compiles),
-            }
-        )
-    )
+    parts |= {"other": ready - started - sum(parts.values()), "total": ready - started}
+    print(json.dumps({**parts, "compile_events": len(compiles)}))
     servable.close()
 
 
@@ -86,11 +86,11 @@ def main() -> None:
         wrapper: {part: statistics.median(run[part] for run in results) for part in (*PARTS, "compile_events")}
         for wrapper, results in runs.items()
     }
-    print(f"{'':<16}{'aot':>10}{'jit':>10}{'jit / aot':>12}")
+    print(f"{'':<18}{'aot':>10}{'jit':>10}{'jit / aot':>12}")
     for part in PARTS:
         aot, jit = medians["aot"][part], medians["jit"][part]
-        print(f"{part:<16}{aot:>8.3f} s{jit:>8.3f} s{jit / aot:>11.2f}x")
-    print(f"{'compile events':<16}{medians['aot']['compile_events']:>10.0f}{medians['jit']['compile_events']:>10.0f}")
+        print(f"{part:<18}{aot:>8.3f} s{jit:>8.3f} s{jit / aot:>11.2f}x")
+    print(f"{'compile events':<18}{medians['aot']['compile_events']:>10.0f}{medians['jit']['compile_events']:>10.0f}")
     write_results(Path(__file__), {"machine": machine(), "runs": runs, "medians": medians})
 
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -97,19 +96,14 @@ def load_bundle(
     device = pick_device(options.platform)
     if options.require == "jit":
         return _load_source(bundle, options, device, choice)
-    # Parameters are read while programs are loaded: one waits for storage, the other for XLA.
-    with ThreadPoolExecutor(1, "servax-restore") as pool:
-        reading = pool.submit(restore_bundle, bundle, device, choice)
-        try:
-            programs = _programs(bundle, options, device)
-        except ArtifactUnavailable as error:
-            if options.model is None or options.require is not None:
-                raise
-            emit(
-                Notice(f"nothing in the bundle runs here, so {options.model} is traced: {error.sentence()}", "warning")
-            )
-            return _load_source(bundle, options, device, choice)
-        params = reading.result()
+    try:
+        programs = _programs(bundle, options, device)
+    except ArtifactUnavailable as error:
+        if options.model is None or options.require is not None:
+            raise
+        emit(Notice(f"nothing in the bundle runs here, so {options.model} is traced: {error.sentence()}", "warning"))
+        return _load_source(bundle, options, device, choice)
+    params = restore_bundle(bundle, device, choice)
     lifted = lifted_values(bundle, params)
     return LocalServable(
         options.name or bundle.manifest.name,
