@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Set
 from typing import Protocol
 
 from servax.core.errors import NotReady, ServaxError, StartupError
@@ -110,15 +110,13 @@ class Lifecycle:
             if not self._accepted:
                 self._changed.notify_all()
 
-    def drain(self, timeout: float | None, *, on_wait: Callable[[], None] | None = None) -> int:
+    def drain(self, timeout: float | None) -> int:
         """Refuses new requests and waits for the accepted ones, at most `timeout` seconds.
 
-        `on_wait` is called once new requests are refused. Requests that still wait at the end are answered with
-        NotReady; the number of those left, those that run included, is returned.
+        Requests that still wait at the end are answered with NotReady; the number of those left, those that run
+        included, is returned.
         """
         self._move_from({State.READY, State.WARMING}, State.DRAINING)
-        if on_wait is not None:
-            on_wait()
         with self._changed:
             self._changed.wait_for(lambda: not self._accepted, timeout)
             left = tuple(self._accepted)

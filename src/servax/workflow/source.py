@@ -69,11 +69,6 @@ class Source:
     origins: Mapping[KeyPath, Literal["checkpoint", "model"]]
     provenance: ProvenanceRecord
 
-    @property
-    def avals(self) -> dict[str, Any]:
-        """Shapes and dtypes of the parameters, without a device."""
-        return abstract(self.params)
-
 
 def prepare(
     model: Model | str,
