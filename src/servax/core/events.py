@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 Listener = Callable[["Event"], None]
@@ -108,6 +108,51 @@ class RequestDone(Event):
     rows: int
     status: str
     times: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone(Event):
+    """A batch ran and its requests have their answers; emitted once a batch, on the device's thread.
+
+    Attributes:
+      servable: name of the model.
+      version: its version.
+      function: that ran.
+      bucket: label of the bucket.
+      capacity: rows of the bucket; 1 where the function has no batch dimension.
+      rows: rows of requests in it; the rest is padding.
+      steps: seconds of the whole batch by step: `pad`, `transfer`, `execute`, `copy`.
+      queued: seconds each request waited, in order.
+      seconds: from accepted to answered, of each request, in the same order.
+      sizes: each request's own size by dimension, in the same order.
+    """
+
+    servable: str
+    version: str
+    function: str
+    bucket: str
+    capacity: int
+    rows: int
+    steps: Mapping[str, float]
+    queued: tuple[float, ...]
+    seconds: tuple[float, ...]
+    sizes: tuple[Mapping[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed(Event):
+    """A request got an error, was refused, or was given up by its client.
+
+    Attributes:
+      status: the error's class (`InvalidInput`, `Overloaded`, `DeadlineExceeded`), or `Cancelled`.
+      seconds: since it came.
+    """
+
+    servable: str
+    version: str
+    function: str
+    status: str
+    seconds: float = 0.0
 
 
 def emit(event: Event) -> None:
