@@ -8,6 +8,7 @@ from typing import Any
 
 from servax.core.errors import NotFound, NotReady
 from servax.core.tensors import Signature
+from servax.protocols.statistics import Statistics
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.servable import Progress, Servable, State, default_function
 
@@ -57,6 +58,7 @@ class DataPlane:
     Attributes:
       loading: gives the steps of a start-up that still goes on; None once everything is loaded. Nothing is ready
         before.
+      statistics: what the models have done so far.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DataPlane:
     ) -> None:
         self.loading = loading
         self._servables = {servable.name: servable for servable in servables}
+        self.statistics = Statistics(self.__contains__)
 
     def add(self, servable: Servable) -> None:
         """Puts a servable under its name, in place of one that had it."""
