@@ -76,16 +76,10 @@ def decode(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryv
       InvalidInput: the datatype is unknown or does not travel in JSON, or the data do not fit datatype and shape.
     """
     label = short(name)
-    if datatype not in DTYPES:
-        raise InvalidInput(
-            f"tensor {label!r} has an unknown datatype",
-            where=label,
-            seen=short(datatype),
-            expected="one of " + ", ".join(DTYPES),
-        )
+    require_known(label, datatype)
     require_json(label, datatype)
     dtype = dtype_of(DTYPES[datatype])
-    _check_shape(label, shape)
+    check_shape(label, shape)
     count = math.prod(shape)
     values = _values(label, data, dtype.kind, datatype, shape)
     if len(values) != count:
@@ -99,7 +93,7 @@ def decode(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryv
     try:
         return array.reshape(shape)
     except ValueError:
-        raise _no_shape(label, shape, "sizes of an array that can be addressed") from None
+        raise no_shape(label, shape, "sizes of an array that can be addressed") from None
 
 
 def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
@@ -129,6 +123,17 @@ def travels(datatype: str) -> bool:
     return datatype in DTYPES and datatype not in _NOT_IN_JSON
 
 
+def require_known(name: str, datatype: str) -> None:
+    """Raises InvalidInput where the protocol has no such datatype."""
+    if datatype not in DTYPES:
+        raise InvalidInput(
+            f"tensor {name!r} has an unknown datatype",
+            where=name,
+            seen=short(datatype),
+            expected="one of " + ", ".join(DTYPES),
+        )
+
+
 def require_json(name: str, datatype: str) -> None:
     """Raises InvalidInput where a datatype does not travel in JSON, saying what to do."""
     if datatype in _NOT_IN_JSON:
@@ -149,7 +154,8 @@ def require_json(name: str, datatype: str) -> None:
         )
 
 
-def _check_shape(name: str, shape: Sequence[int]) -> None:
+def check_shape(name: str, shape: Sequence[int]) -> None:
+    """Raises InvalidInput where no array has such a shape: too many axes, a negative size or one beyond 2**63 - 1."""
     if len(shape) > _MOST_AXES:
         raise InvalidInput(
             f"tensor {name!r} has too many axes",
@@ -165,10 +171,11 @@ def _check_shape(name: str, shape: Sequence[int]) -> None:
             expected="sizes of at least 0",
         )
     if any(size > _MOST_SIZE for size in shape):
-        raise _no_shape(name, shape, f"sizes of at most {_MOST_SIZE}")
+        raise no_shape(name, shape, f"sizes of at most {_MOST_SIZE}")
 
 
-def _no_shape(name: str, shape: Sequence[int], expected: str) -> InvalidInput:
+def no_shape(name: str, shape: Sequence[int], expected: str) -> InvalidInput:
+    """The error for a shape that cannot be addressed."""
     return InvalidInput(
         f"tensor {name!r} has a shape that no array has",
         where=name,
