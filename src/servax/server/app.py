@@ -6,7 +6,7 @@ below `/v2` is found right there: `app.mount("/v2", servable.app)` gives `/v2/mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import servax
-from servax.protocols.dataplane import DataPlane
+from servax.core.errors import ServaxError
+from servax.core.tensors import Signature
+from servax.protocols.dataplane import DataPlane, ModelStatus
 from servax.protocols.open_inference.rest import (
     DEFAULT_MAX_BODY,
     ERROR_HANDLERS,
@@ -72,7 +74,7 @@ class App:
                         "inputs": {spec.name: spec.text() for spec in signature.inputs},
                         "outputs": {spec.name: spec.text() for spec in signature.outputs},
                     }
-                    for name, signature in self.plane.get(status.name).signatures.items()
+                    for name, signature in self._signatures(status).items()
                 },
                 "metadata": f"{_base(request)}/v2/models/{status.name}",
                 "infer": f"{_base(request)}/v2/models/{status.name}/infer",
@@ -81,6 +83,12 @@ class App:
         ]
         links = {name: f"{_base(request)}{path}" for name, path in _LINKS.items()}
         return _json({"name": "servax", "version": servax.__version__, "models": models, **links})
+
+    def _signatures(self, status: ModelStatus) -> Mapping[str, Signature]:
+        try:
+            return self.plane.get(status.name, status.version).signatures
+        except ServaxError:  # not loaded
+            return {}
 
     async def _scrape(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type=self._metrics.content_type)

@@ -28,11 +28,11 @@ def describe(plane: DataPlane, version: str) -> dict[str, Any]:
         "/v2/health/ready": _get("whether every model answers, and what is left to do", "503"),
         "/metrics": _get("metrics in Prometheus' text form"),
     }
-    for status in plane.list():
-        base = f"/v2/models/{status.name}"
-        paths[base] = _get(f"metadata of {status.name}")
-        paths[f"{base}/ready"] = _get(f"whether {status.name} answers", "503")
-        paths[f"{base}/infer"] = _infer(plane.metadata(status.name))
+    for name in plane.names:
+        base = f"/v2/models/{name}"
+        paths[base] = _get(f"metadata of {name}")
+        paths[f"{base}/ready"] = _get(f"whether {name} answers", "503")
+        paths[f"{base}/infer"] = _infer(plane.metadata(name))
     return {"openapi": "3.1.0", "info": {"title": "servax", "version": version}, "paths": paths}
 
 
