@@ -60,7 +60,7 @@ def test_exit_codes(kind: type[ServaxError], code: int):
         (errors.NotFound, 404),
         (errors.TooLarge, 413),
         (errors.NotReady, 503),
-        (errors.Overloaded, 503),
+        (errors.Overloaded, 429),
         (errors.DeadlineExceeded, 504),
         (errors.ExecutionError, 500),
         (errors.RecompileError, 500),

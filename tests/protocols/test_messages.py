@@ -53,7 +53,7 @@ def test_errors_of_other_servers_are_known_by_their_status(status, kind):
 
 def test_statuses_are_those_of_the_errors():
     assert messages.status_of(errors.TooLarge("x")) == 413
-    assert messages.status_of(errors.Overloaded("x")) == 503
+    assert messages.status_of(errors.Overloaded("x")) == 429
     assert messages.status_of(errors.BundleError("x")) == 500
 
 

@@ -25,7 +25,7 @@ from servax.core.errors import (
     TooLarge,
     UsageError,
 )
-from servax.core.events import RequestDone, StateChanged, listening
+from servax.core.events import BatchDone, RequestFailed, StateChanged, listening
 from servax.runtime import memory
 from servax.runtime.request import InferRequest
 from servax.runtime.servable import State
@@ -485,18 +485,18 @@ def test_a_servable_that_is_dropped_gives_back_what_it_held():
 
 def test_requests_are_told_with_their_outcome(servable):
     told = []
-    with listening(lambda event: told.append(event) if isinstance(event, RequestDone) else None):
+    with listening(lambda event: told.append(event) if isinstance(event, (BatchDone, RequestFailed)) else None):
         servable.predict(x=np.ones((3, 2), np.float32))
         with pytest.raises(InvalidInput):
             servable.predict(x=np.ones(3, np.float32))
         with pytest.raises(TooLarge):
             servable.predict(x=np.ones((1, 17), np.float32))
-    assert [(each.status, each.bucket, each.rows) for each in told] == [
-        ("ok", "batch=4,length=8", 3),
-        ("InvalidInput", "", 0),
-        ("TooLarge", "", 0),
-    ]
-    assert set(told[0].times) == {"queue", "pad", "transfer", "execute", "copy"}
+    batch, *failed = told
+    assert (batch.servable, batch.version, batch.function) == ("toy", "1", "predict")
+    assert (batch.bucket, batch.capacity, batch.rows) == ("batch=4,length=8", 4, 3)
+    assert batch.sizes == ({"batch": 3, "length": 2},)
+    assert set(batch.steps) == {"pad", "transfer", "execute", "copy"}
+    assert [(each.status, each.version) for each in failed] == [("InvalidInput", "1"), ("TooLarge", "1")]
 
 
 def test_a_listener_that_fails_takes_no_answer_away(servable):

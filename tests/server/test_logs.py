@@ -3,7 +3,7 @@ import io
 
 import httpx2
 
-from servax.core.events import Notice, RequestDone, StateChanged, StepFinished
+from servax.core.events import Notice, RequestFailed, StateChanged, StepFinished
 from servax.server.logs import AccessLog, EventLog, logger
 
 
@@ -14,7 +14,7 @@ def test_events_become_lines():
     log(Notice("by the way"))
     log(StateChanged("net", "FAILED", "no luck"))
     log(StepFinished("restore", 1.23456))
-    log(RequestDone("net", "predict", "batch=1", 1, "ok"))
+    log(RequestFailed("net", "1", "predict", "Overloaded"))
     lines = [line.split(" ", 1) for line in stream.getvalue().splitlines()]
     assert all(stamp.startswith("timestamp=20") and stamp.endswith("Z") for stamp, _ in lines)
     assert [rest for _, rest in lines] == [

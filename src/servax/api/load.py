@@ -11,6 +11,7 @@ from servax.core.errors import UsageError
 if TYPE_CHECKING:
     from servax.checkpoint.steps import Step
     from servax.model.model import Model
+    from servax.runtime.batching import Batching
     from servax.runtime.local import LocalServable
     from servax.runtime.servable import Servable
 
@@ -33,6 +34,7 @@ def load(
     model: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     warm: bool = True,
+    batching: Batching | None = None,
 ) -> Servable:
     """A servable that is READY: every program has run, and no request compiles anything.
 
@@ -53,6 +55,7 @@ def load(
       model: `MODEL.py:NAME` to fall back to when nothing in a bundle runs here.
       cache_dir: persistent compilation cache, for a fast second start.
       warm: whether to run every program now; without it the servable stays LOADING until its `warm` is called.
+      batching: how requests are joined, and how many may wait; `servax.runtime.Batching`.
 
     Raises:
       UsageError: the arguments contradict one another.
@@ -73,6 +76,7 @@ def load(
             "platform": platform,
             "model": model,
             "cache_dir": cache_dir,
+            "batching": batching,
         }
         if wrong := [key for key, value in given.items() if value is not None]:
             raise UsageError(
@@ -83,6 +87,7 @@ def load(
         from servax.protocols.client import connect
 
         return connect(subject, model=name)
+    from servax.runtime.batching import Batching
     from servax.targets.bundle import is_bundle
     from servax.workflow.load import LoadOptions, load_bundle, load_model
     from servax.workflow.source import CheckpointChoice, bucket_texts
@@ -95,6 +100,7 @@ def load(
         model=model,
         cache_dir=cache_dir,
         app_factory=_app,
+        batching=batching or Batching(),
     )
     choice = CheckpointChoice(checkpoint, select, step, item, dtype)
     if isinstance(subject, (str, os.PathLike)) and is_bundle(subject):

@@ -18,7 +18,7 @@ ServaxError
 │   └── TooLarge            413
 └── ServiceError            the request is fine, the service is not
     ├── NotReady            503
-    ├── Overloaded          503
+    ├── Overloaded          429
     ├── DeadlineExceeded    504
     └── ExecutionError      500, the device failed
         └── RecompileError  500, a call would have compiled after ready (contract 1)
@@ -148,17 +148,27 @@ class TooLarge(RequestError):
 
 
 class ServiceError(ServaxError):
-    """The request is fine but cannot be answered now; `status` is its HTTP status."""
+    """The request is fine but cannot be answered now; `status` is its HTTP status.
+
+    Attributes:
+      retry_after: seconds after which another try is worth it; None where it is not.
+    """
 
     status: ClassVar[int] = 503
+    retry_after: float | None = None
 
 
 class NotReady(ServiceError):
     """The servable is loading, warming, draining or gone."""
 
+    retry_after = 1.0
+
 
 class Overloaded(ServiceError):
-    """A queue is full."""
+    """A queue is full; `retry_after` is when what waits will be done, by measured costs."""
+
+    status = 429
+    retry_after = 1.0
 
 
 class DeadlineExceeded(ServiceError):

@@ -99,20 +99,10 @@ class CompileEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDone(Event):
-    """A request got its answer. Times are in seconds and name the step they were spent in."""
-
-    servable: str
-    function: str
-    bucket: str
-    rows: int
-    status: str
-    times: dict[str, float] = field(default_factory=dict[str, float])
-
-
-@dataclass(frozen=True, slots=True)
 class BatchDone(Event):
     """A batch ran and its requests have their answers; emitted once a batch, on the device's thread.
+
+    Listeners hear it before those who wait do: whoever reads a counter after an answer finds it counted.
 
     Attributes:
       servable: name of the model.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from servax.core.lazy import exports
 
 if TYPE_CHECKING:
+    from servax.runtime.batching import Batching
     from servax.runtime.local import LocalServable
     from servax.runtime.request import InferRequest, InferResult
     from servax.runtime.runner import ServedFunction
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from servax.runtime.swap import SwapReport
 
 __all__ = [
+    "Batching",
     "InferRequest",
     "InferResult",
     "LocalServable",
@@ -33,6 +35,7 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
+        "Batching": "batching",
         "InferRequest": "request",
         "InferResult": "request",
         "LocalServable": "local",

@@ -19,6 +19,8 @@ from servax.core.errors import NotFound, ServaxError, ServiceError, UsageError
 from servax.core.tensors import Signature, TensorSpec
 from servax.core.trees import KeyPath
 from servax.runtime import executor as executors
+from servax.runtime.batching import DEFAULT as DEFAULT_BATCHING
+from servax.runtime.batching import Batching
 from servax.runtime.lifecycle import Lifecycle
 from servax.runtime.memory import require_room
 from servax.runtime.pending import PendingRequest, Told
@@ -71,6 +73,7 @@ class LocalServable:
       swapper: restores another checkpoint for `swap`; None: a swap is refused.
       app_factory: makes `app`; None: there is none.
       version: the version it is served under.
+      batching: how requests are joined, and how many may wait.
 
     Raises:
       StartupError: a bucket has no program, or a tokenizer cannot be read.
@@ -90,12 +93,14 @@ class LocalServable:
         swapper: Swapper | None = None,
         app_factory: AppFactory | None = None,
         version: str = "1",
+        batching: Batching = DEFAULT_BATCHING,
     ) -> None:
         monitoring.register()
         require_all(table, grid)
         self._name = name
         self._platform = platform
         self._version = version
+        self._batching = batching
         self._device = device
         self._functions = dict(functions)
         self._signatures = {name: function.signature for name, function in functions.items()}
@@ -166,6 +171,27 @@ class LocalServable:
     def in_flight(self) -> int:
         """How many requests are accepted and not yet answered."""
         return self._lifecycle.in_flight
+
+    @property
+    def queued(self) -> int:
+        """How many accepted requests wait for the device."""
+        return max(0, self.in_flight - self.running)
+
+    @property
+    def running(self) -> int:
+        """How many requests are on the device."""
+        return min(1, self.in_flight)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters on the device."""
+        return self._runner.parameter_bytes
+
+    @property
+    def executable_bytes(self) -> int:
+        """Bytes of the programs' code and of the largest scratch space, by XLA's memory analysis."""
+        memory = [self._table[key].memory for key in self._table]
+        return sum(each.get("code", 0) for each in memory) + max((each.get("temp", 0) for each in memory), default=0)
 
     @property
     def costs(self) -> Mapping[Key, float]:
@@ -326,7 +352,7 @@ class LocalServable:
         tensors = self._processing[request.function](request.tensors)
         checked = check(signature, tensors, owned=request.owned)
         bucket = choose(self._grid[request.function], checked.sizes)
-        return PendingRequest(request, signature, checked, bucket, self._watch)
+        return PendingRequest((self._name, self._version), request, signature, checked, bucket, self._watch)
 
     def _submit(self, pending: PendingRequest) -> PendingRequest:
         """Accepts a request and queues it; from here on it gets exactly one answer."""
@@ -346,7 +372,7 @@ class LocalServable:
         self._lifecycle.fail(f"the thread that runs the device has died: {reason}")
 
     def _told(self, request: InferRequest) -> Told:
-        return Told(self._name, request)
+        return Told((self._name, self._version), request.function)
 
 
 def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Self
 
 from servax.core.errors import DeadlineExceeded, ExecutionError, ServaxError
-from servax.core.events import RequestDone, emit
+from servax.core.events import BatchDone, RequestFailed, emit
 from servax.core.tensors import Signature
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.watch import Watch
@@ -23,9 +23,16 @@ class PendingRequest:
     the future before that takes it out.
     """
 
-    def __init__(
-        self, request: InferRequest, signature: Signature, checked: CheckedTensors, bucket: Bucket, watch: Watch
+    def __init__(  # noqa: PLR0917
+        self,
+        owner: tuple[str, str],
+        request: InferRequest,
+        signature: Signature,
+        checked: CheckedTensors,
+        bucket: Bucket,
+        watch: Watch,
     ) -> None:
+        self._owner = owner
         self.request = request
         self.bucket = bucket
         self.future: Future[InferResult] = Future()
@@ -70,7 +77,8 @@ class PendingRequest:
             failure.__cause__ = error
             self.fail(failure)
         else:
-            self.future.set_result(InferResult(tensors, self.bucket.label, times))
+            self._tell(began, times)
+            self.future.set_result(InferResult(tensors, self.bucket.label, times, self._owner[1]))
 
     def expire(self) -> None:
         """Answers with DeadlineExceeded unless it runs already or has its answer."""
@@ -94,31 +102,42 @@ class PendingRequest:
         except InvalidStateError:
             return  # cancelled or answered: exactly one answer, and this one came second
 
+    def _tell(self, began: float, times: dict[str, float]) -> None:
+        batch = self._signature.batch
+        capacity = 1 if batch is None else self.bucket[batch]
+        steps = {step: seconds for step, seconds in times.items() if step != "queue"}
+        waited, lasted = (began - self._queued,), (time.perf_counter() - self._queued,)
+        emit(
+            BatchDone(
+                *self._owner,
+                self.request.function,
+                self.bucket.label,
+                capacity,
+                self.rows,
+                steps,
+                waited,
+                lasted,
+                (self._checked.sizes,),
+            )
+        )
+
     def _claimed(self) -> bool:
         return self._claim.acquire(blocking=False) and self.future.set_running_or_notify_cancel()
 
 
 class Told:
-    """Emits RequestDone when the block around a request ends, with what became of it."""
+    """Emits RequestFailed when the block around a request ends without an answer."""
 
-    def __init__(self, servable: str, request: InferRequest) -> None:
+    def __init__(self, owner: tuple[str, str], function: str) -> None:
         self.pending: PendingRequest | None = None
-        self._servable = servable
-        self._request = request
+        self._owner = owner
+        self._function = function
+        self._came = time.perf_counter()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        pending = self.pending
-        answered = kind is None and pending is not None
-        emit(
-            RequestDone(
-                self._servable,
-                self._request.function,
-                "" if pending is None else pending.bucket.label,
-                0 if pending is None else pending.rows,
-                "ok" if kind is None else kind.__name__,
-                dict(pending.future.result().times) if answered and pending is not None else {},
-            )
-        )
+        if error is not None:
+            status = type(error).__name__ if isinstance(error, ServaxError) else "Cancelled"
+            emit(RequestFailed(*self._owner, self._function, status, time.perf_counter() - self._came))

@@ -44,8 +44,10 @@ class InferResult:
       tensors: by output name, in the order of the signature; cut to the request's own sizes.
       bucket: label of the bucket that ran.
       times: seconds by step: `queue`, `pad`, `transfer`, `execute`, `copy`.
+      version: of the servable that answered; empty where it is not known.
     """
 
     tensors: Mapping[str, np.ndarray[Any, Any]]
     bucket: str
     times: Mapping[str, float] = field(default_factory=dict[str, float])
+    version: str = ""

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from servax.core import monitoring
-from servax.core.events import Event, RequestDone, subscribe
+from servax.core.events import BatchDone, Event, RequestFailed, subscribe
 from servax.protocols.dataplane import DataPlane
 from servax.runtime.servable import State
 
@@ -67,15 +67,19 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _on_event(self, event: Event) -> None:
-        if not isinstance(event, RequestDone) or event.servable not in self._models:
+        if not isinstance(event, (BatchDone, RequestFailed)) or event.servable not in self._models:
             return
-        self._requests.labels(event.servable, event.function, event.status).inc()
-        if event.status != "ok":
+        if isinstance(event, RequestFailed):
+            self._requests.labels(event.servable, event.function, event.status).inc()
             return
+        self._requests.labels(event.servable, event.function, "ok").inc(len(event.seconds))
         self._rows.labels(event.servable, event.function).inc(event.rows)
         self._runs.labels(event.servable, event.function, event.bucket).inc()
-        self._seconds.labels(event.servable, event.function).observe(sum(event.times.values()))
-        for step, seconds in event.times.items():
+        for seconds in event.seconds:
+            self._seconds.labels(event.servable, event.function).observe(seconds)
+        for seconds in event.queued:
+            self._steps.labels(event.servable, event.function, "queue").observe(seconds)
+        for step, seconds in event.steps.items():
             self._steps.labels(event.servable, event.function, step).observe(seconds)
 
 

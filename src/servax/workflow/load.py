@@ -22,6 +22,8 @@ from servax.model.function import Function
 from servax.model.model import Model
 from servax.model.processors import Text
 from servax.model.reference import load_model as find_model
+from servax.runtime.batching import DEFAULT as DEFAULT_BATCHING
+from servax.runtime.batching import Batching
 from servax.runtime.local import AppFactory, LocalServable
 from servax.runtime.runner import ServedFunction
 from servax.stages import fingerprint
@@ -57,6 +59,7 @@ class LoadOptions:
       model: `MODEL.py:NAME` to fall back to when nothing in the bundle runs here.
       cache_dir: persistent compilation cache.
       app_factory: makes the servable's `app`.
+      batching: how requests are joined, and how many may wait.
     """
 
     name: str | None = None
@@ -67,6 +70,7 @@ class LoadOptions:
     model: str | None = None
     cache_dir: str | os.PathLike[str] | None = None
     app_factory: AppFactory | None = None
+    batching: Batching = DEFAULT_BATCHING
 
     def __post_init__(self) -> None:
         if self.require not in (None, "aot", "export", "jit"):
@@ -123,6 +127,7 @@ def load_bundle(
         ),
         app_factory=options.app_factory,
         version=options.version,
+        batching=options.batching,
     )
 
 
@@ -311,6 +316,7 @@ def _serve_source(source: Source, options: LoadOptions, device: Device) -> Local
         ),
         app_factory=options.app_factory,
         version=options.version,
+        batching=options.batching,
     )
 
 
