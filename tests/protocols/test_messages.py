@@ -5,6 +5,7 @@ import pytest
 
 from servax.core import errors
 from servax.core.tensors import Signature, TensorSpec
+from servax.protocols.http import status_of
 from servax.protocols.open_inference import answers, messages
 
 EVERY = [
@@ -17,7 +18,7 @@ EVERY = [
 @pytest.mark.parametrize("kind", EVERY)
 def test_every_error_comes_back_as_it_left(kind):
     sent = kind("it broke", where="x", seen="1", expected="2", remedy="mend it")
-    back = messages.read_error(messages.status_of(sent), messages.write_error(sent))
+    back = messages.read_error(status_of(sent), messages.write_error(sent))
     assert type(back) is kind
     assert str(back) == str(sent)
 
@@ -52,9 +53,9 @@ def test_errors_of_other_servers_are_known_by_their_status(status, kind):
 
 
 def test_statuses_are_those_of_the_errors():
-    assert messages.status_of(errors.TooLarge("x")) == 413
-    assert messages.status_of(errors.Overloaded("x")) == 429
-    assert messages.status_of(errors.BundleError("x")) == 500
+    assert status_of(errors.TooLarge("x")) == 413
+    assert status_of(errors.Overloaded("x")) == 429
+    assert status_of(errors.BundleError("x")) == 500
 
 
 @pytest.mark.parametrize(

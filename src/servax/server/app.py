@@ -18,6 +18,7 @@ from starlette.routing import Route
 import servax
 from servax.core.errors import ServaxError
 from servax.core.tensors import Signature
+from servax.protocols.bodies import Limits
 from servax.protocols.dataplane import DataPlane, ModelStatus
 from servax.protocols.open_inference.rest import (
     DEFAULT_MAX_BODY,
@@ -42,7 +43,7 @@ class App:
     def __init__(self, plane: DataPlane, *, max_body: int = DEFAULT_MAX_BODY) -> None:
         self.plane = plane
         self._metrics = Metrics(plane)
-        self._v2 = OpenInference(plane, version=servax.__version__, max_body=max_body)
+        self._v2 = OpenInference(plane, version=servax.__version__, limits=Limits(max_body=max_body))
         self._pages = Starlette(
             routes=[
                 Route("/", self._index),

@@ -8,8 +8,9 @@ import msgspec
 
 from servax.core.errors import UsageError
 from servax.core.tensors import Scalar, Signature, TensorSpec
-from servax.protocols.open_inference.codec import DTYPES, NON_FINITE, short
+from servax.protocols.open_inference.codec import DTYPES, NON_FINITE
 from servax.protocols.open_inference.messages import InputTensor, Parameters
+from servax.protocols.wording import short
 from servax.runtime.servable import State
 
 T = TypeVar("T")

@@ -16,6 +16,7 @@ import numpy as np
 
 from servax.core.errors import InvalidInput
 from servax.core.tensors import dtype_of
+from servax.protocols.wording import short
 
 DATATYPES = {
     "bool": "BOOL",
@@ -46,11 +47,6 @@ _MOST_AXES = 64  # NumPy's own limit
 _MOST_SIZE = 2**63 - 1
 _TYPES: dict[str, type | tuple[type, ...]] = {"b": bool, "i": int, "u": int, "f": (int, float), "O": str}
 _NAMES = {"b": "true or false", "i": "integers", "u": "integers", "f": "numbers", "O": "strings"}
-
-
-def short(text: str, most: int = 100) -> str:
-    """A text of a request as an error repeats it: no longer than `most` characters."""
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def datatype_of(dtype: str) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from servax.core import errors
-from servax.core.errors import ExecutionError, InvalidInput, RequestError, ServaxError, ServiceError
+from servax.core.errors import ExecutionError, InvalidInput, ServaxError
 from servax.core.tensors import Signature, TensorSpec
 from servax.protocols.dataplane import DataPlane, ModelMetadata, ModelStatus
-from servax.protocols.open_inference.codec import datatype_of, jsonable, short
+from servax.protocols.open_inference.codec import datatype_of, jsonable
+from servax.protocols.wording import short
 from servax.runtime.servable import State
 
 Message = dict[str, Any]
@@ -154,11 +155,6 @@ def write_error(error: ServaxError) -> Message:
     what = short(error.what, _LONGEST)
     details = {"type": type(error).__name__, "what": what, **parts}
     return {"error": ServaxError(what, **parts).sentence(), "details": details}
-
-
-def status_of(error: ServaxError) -> int:
-    """The HTTP status of an error; 500 for one that is not about a request."""
-    return error.status if isinstance(error, RequestError | ServiceError) else 500
 
 
 def read_error(status: int, message: Any) -> ServaxError:

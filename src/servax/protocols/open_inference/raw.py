@@ -13,7 +13,8 @@ import numpy as np
 
 from servax.core.errors import InvalidInput
 from servax.core.tensors import dtype_of
-from servax.protocols.open_inference.codec import DTYPES, check_shape, no_shape, require_known, short
+from servax.protocols.open_inference.codec import DTYPES, check_shape, no_shape, require_known
+from servax.protocols.wording import short
 
 _LAYOUTS = {datatype: dtype_of(dtype).newbyteorder("<") for datatype, dtype in DTYPES.items() if datatype != "BYTES"}
 _LENGTH = 4
