@@ -4,7 +4,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servax.core.errors import InvalidInput, Overloaded, TooLarge
@@ -36,12 +36,14 @@ def bare(data):
 PACKERS = [("gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", bare)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=50), max_size=5))
 def test_chunks_are_joined(chunks):
     assert read(*chunks) == b"".join(chunks)
 
 
 @pytest.mark.parametrize(("encoding", "pack"), PACKERS)
+@settings(deadline=None)
 @given(data=st.binary(max_size=3000))
 def test_bodies_are_unpacked(encoding, pack, data):
     assert unpacked(pack(data), encoding, 3000) == data
@@ -163,6 +165,7 @@ def test_uploads_of_all_connections_share_their_room():
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=2000))
 def test_answers_are_packed_as_the_libraries_unpack_them(data):
     assert gzip.decompress(asyncio.run(packed(data, "gzip"))) == data

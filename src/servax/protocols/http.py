@@ -29,8 +29,6 @@ JSON = b"application/json"
 _LINGER = 2.0
 """Seconds in which a client that still sends may read why its request is refused."""
 
-_WAITING = (429, 503)
-
 
 @dataclass(slots=True)
 class Incoming:
@@ -151,12 +149,10 @@ class Endpoint:
         return Answer(self._write_error(error), status_of(error) if status is None else status, headers=headers)
 
     def _failed(self, error: ServaxError) -> Answer:
-        status = status_of(error)
-        retry = getattr(error, "retry_after", None)
-        if retry is None and status not in _WAITING:
-            return self.error(error, status)
-        seconds = 1 if retry is None else max(1, math.ceil(retry))
-        return self.error(error, status, [(b"retry-after", str(seconds).encode())])
+        retry = error.retry_after if isinstance(error, ServiceError) else None
+        if retry is None:
+            return self.error(error)
+        return self.error(error, headers=[(b"retry-after", b"%d" % max(1, math.ceil(retry)))])
 
     def _refused(self, refusal: Refusal) -> Answer:
         return self.error(refusal.error, refusal.status, refusal.headers)
