@@ -14,6 +14,8 @@ ServaxError
 │   └── MemoryShortage      parameters do not fit beside what is there
 ├── RequestError            a request is wrong; carries an HTTP status
 │   ├── InvalidInput        400
+│   ├── Unauthorized        401
+│   ├── Forbidden           403
 │   ├── NotFound            404
 │   └── TooLarge            413
 └── ServiceError            the request is fine, the service is not
@@ -133,6 +135,18 @@ class RequestError(ServaxError):
 
 class InvalidInput(RequestError):
     """A tensor is missing, unknown, or has the wrong dtype, shape or values."""
+
+
+class Unauthorized(RequestError):
+    """The request carries no key, or one that this server does not know."""
+
+    status = 401
+
+
+class Forbidden(RequestError):
+    """The key is known, and not good for this: an administrator's is needed."""
+
+    status = 403
 
 
 class NotFound(RequestError):
