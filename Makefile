@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 SYNC   := UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv sync --quiet --frozen --inexact --python $(BIN)/python --extra tensorflow --no-default-groups
 
-.PHONY: help setup demo test test-long lint format bench docs clean
+.PHONY: help setup demo test test-long lint format bench bench-serving docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ bench: $(VENV)/.servax-dev  ## every benchmark, results in bench/results/
 	$(BIN)/python bench/startup.py $(ARGS)
 	$(BIN)/python bench/mixed_traffic.py $(ARGS)
 	$(BIN)/python bench/restore_memory.py $(ARGS)
+
+bench-serving: $(VENV)/.servax-dev  ## servax against other servers, each in a venv of its own; ARGS=--quick is short
+	$(BIN)/python bench/serving.py $(ARGS)
 
 docs: $(VENV)/.servax-dev  ## the documentation, into docs/_build/html
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html

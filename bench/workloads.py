@@ -55,9 +55,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_results(script: Path, results: dict[str, Any]) -> None:
+def write_results(script: Path, results: dict[str, Any], suffix: str = "") -> None:
     """Writes raw results beside the script, as results/NAME.json."""
-    path = script.resolve().parent / "results" / f"{script.stem}.json"
+    path = script.resolve().parent / "results" / f"{script.stem}{suffix}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     print(f"raw results: {path.relative_to(ROOT)}")

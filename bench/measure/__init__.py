@@ -1,0 +1,1 @@
+"""How `bench/serving.py` measures: load, wires, servers, processes, report."""
