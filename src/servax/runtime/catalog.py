@@ -42,7 +42,8 @@ class ServedModel:
       versions: those that are loaded, by version; `Catalog.put` sorts them, the newest last.
       labels: versions by label; a label whose version is not loaded is not there for requests.
       split: shares of the requests that name neither version nor label; None: the newest READY version has them all.
-      absent: statuses of versions that are known but not loaded: failed, loading, or left out.
+      aside: versions that are warming, or that answer what they have accepted before they go; requests find none.
+      absent: statuses of versions that are known but not loaded: failed, or left out.
       wanted: whether the server is ready only with a READY version of it.
     """
 
@@ -50,6 +51,7 @@ class ServedModel:
     versions: Mapping[str, Servable] = field(default_factory=dict[str, Servable])
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     split: Split | None = None
+    aside: Mapping[str, Servable] = field(default_factory=dict[str, Servable])
     absent: Mapping[str, ModelStatus] = field(default_factory=dict[str, ModelStatus])
     wanted: bool = True
 
@@ -62,6 +64,7 @@ class ServedModel:
     def statuses(self) -> tuple[ModelStatus, ...]:
         """The status of every version, the oldest first."""
         known = dict(self.absent)
+        known |= {version: status_of(servable) for version, servable in self.aside.items()}
         for version, servable in self.versions.items():
             labels = tuple(sorted(label for label, named in self.labels.items() if named == version))
             known[version] = status_of(servable, labels)
@@ -166,9 +169,8 @@ class Catalog:
         assert version is not None
         servable = model.versions.get(version)
         if servable is None:
-            absent = model.absent.get(version)
-            if absent is not None:
-                raise _not_loaded(absent)
+            if known := [status for status in model.statuses if status.version == version]:
+                raise _not_loaded(known[0])
             raise NotFound(
                 f"model {name!r} has no version {version!r}", expected=" or ".join(model.versions) or "no version"
             )

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 from servax.core.errors import UsageError
 
+LATEST = "latest"
+"""In place of a version: the newest that serves."""
+
 T = TypeVar("T")
 
 
@@ -56,7 +59,7 @@ def draw(point: float, shares: Sequence[tuple[float, T]]) -> T | None:
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Versions by label, of texts such as `stable=3`.
+    """Versions by label, of texts such as `stable=3` and `canary=latest`.
 
     Raises:
       UsageError: one cannot be read, is a number itself, or is given twice.
@@ -64,9 +67,9 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for text in texts:
         for label, version in _pairs(text, "a label", "stable=3"):
-            if label.isdigit() or not version.isdigit() or label in labels:
-                raise _unreadable("a label", text, "stable=3: each label once, its name no number")
-            labels[label] = str(int(version))
+            if label.isdecimal() or not (version.isdecimal() or version == LATEST) or label in labels:
+                raise _unreadable("a label", text, "stable=3 or canary=latest: each label once, its name no number")
+            labels[label] = version if version == LATEST else str(int(version))
     return labels
 
 

@@ -151,6 +151,11 @@ class LocalServable:
         return self._grid
 
     @property
+    def table(self) -> ProgramTable:
+        """Its programs; another version whose programs are the same may be given them."""
+        return self._table
+
+    @property
     def texts(self) -> Mapping[str, Mapping[str, str]]:
         return {name: processing.texts for name, processing in self._processing.items()}
 

@@ -33,7 +33,7 @@ from servax.targets import aot, exported, jit
 from servax.targets.bundle import PARAMETERS, Bundle
 from servax.targets.compilation_cache import enable_cache
 from servax.targets.manifest import Manifest
-from servax.targets.target import LoadedProgram, ProgramTable
+from servax.targets.target import LoadedProgram, ProgramTable, StableHLOSource
 from servax.workflow.device import pick_device
 from servax.workflow.parameters import lifted_values, restore_as, restore_bundle
 from servax.workflow.probe import probe
@@ -82,12 +82,16 @@ class LoadOptions:
 
 
 def load_bundle(
-    path: str | os.PathLike[str], options: LoadOptions, choice: CheckpointChoice | None = None
+    path: str | os.PathLike[str],
+    options: LoadOptions,
+    choice: CheckpointChoice | None = None,
+    table: ProgramTable | None = None,
 ) -> LocalServable:
     """The servable of a bundle, its programs loaded but not yet run; `choice` names other weights than its own.
 
-    Programs come from the executables where their fingerprint is this machine's, else from the exports, which is
-    said once; from `options.model`'s source only if nothing else runs.
+    Programs come from `table` if it is given, the same programs, loaded for another version; from the executables
+    where their fingerprint is this machine's, else from the exports, which is said once; from `options.model`'s source
+    only if nothing else runs.
 
     Raises:
       BundleError: the bundle is damaged; a parameter file that changed is named.
@@ -101,7 +105,7 @@ def load_bundle(
     if options.require == "jit":
         return _load_source(bundle, options, device, choice)
     try:
-        programs = _programs(bundle, options, device)
+        programs = _programs(bundle, options, device) if table is None else _own_text(bundle, table)
     except ArtifactUnavailable as error:
         if options.model is None or options.require is not None:
             raise
@@ -230,6 +234,16 @@ def _programs(bundle: Bundle, options: LoadOptions, device: Device) -> dict[Key,
         with _cached(options, device):
             programs |= _load_all(list(failures), lambda key: exported.load(bundle, *key, device), "compile exports")
     return programs
+
+
+def _own_text(bundle: Bundle, table: ProgramTable) -> dict[Key, LoadedProgram]:
+    """Programs loaded for another version of the bundle, which show their StableHLO from this one."""
+
+    def text(function: str, bucket: Bucket) -> StableHLOSource | None:
+        record = bundle.manifest.program(function, bucket.label)
+        return None if record is None else lambda: exported.stablehlo_text(bundle.read(record.file))
+
+    return {key: replace(table[key], stablehlo=text(*key)) for key in bundle.manifest.grid()}
 
 
 def _load_all(keys: Sequence[Key], load: Callable[[Key], T], name: str) -> dict[Key, T]:
