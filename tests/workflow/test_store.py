@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import bundle_toys as toys
+import servax
 from servax.core.errors import UsageError
 from servax.runtime.servable import State
 from servax.runtime.store import StoreOptions
@@ -122,6 +123,15 @@ def test_two_models_share_a_device(bundles, tmp_path):
         np.testing.assert_allclose(2 * a.predict(x=X)["y"], b.predict(x=X)["y"], rtol=1e-6)
     finally:
         store.close()
+
+
+def test_a_model_of_a_store_is_loaded_by_its_latest_version(bundles, tmp_path):
+    shutil.copytree(bundles / "one", tmp_path / "net" / "9")
+    shutil.copytree(bundles / "two", tmp_path / "net" / "10")
+    (tmp_path / "net" / "11").mkdir()
+    for path, version in ((tmp_path / "net", "10"), (tmp_path / "net" / "9", "9"), (bundles / "one", "1")):
+        with servax.load(path, warm=False) as servable:
+            assert (servable.name, servable.version) == ("toy", version)
 
 
 def test_what_is_no_store_is_refused(bundles):

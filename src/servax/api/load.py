@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from servax.core.errors import UsageError
@@ -39,7 +40,8 @@ def load(
     """A servable that is READY: every program has run, and no request compiles anything.
 
     Args:
-      subject: a `servax.Model`, `MODEL.py:NAME`, a bundle's path, or `http://host:port` (a client of the same type).
+      subject: a `servax.Model`, `MODEL.py:NAME`, a bundle's path, a model of a store (`STORE/NAME`: its latest version),
+        or `http://host:port` (a client of the same type).
       checkpoint: for a model: an Orbax directory, safetensors or GGUF file. For a bundle: weights in place of its own.
       params: for a model: a live module or tree of arrays in place of a checkpoint.
       select: subtree of the checkpoint with the parameters.
@@ -88,6 +90,7 @@ def load(
 
         return connect(subject, model=name)
     from servax.runtime.batching import Batching
+    from servax.runtime.directories import is_version, latest_bundle
     from servax.targets.bundle import is_bundle
     from servax.workflow.load import LoadOptions, load_bundle, load_model
     from servax.workflow.source import CheckpointChoice, bucket_texts
@@ -103,7 +106,11 @@ def load(
         batching=batching or Batching(),
     )
     choice = CheckpointChoice(checkpoint, select, step, item, dtype)
+    if isinstance(subject, (str, os.PathLike)) and not is_bundle(subject):
+        subject = latest_bundle(subject) or subject
     if isinstance(subject, (str, os.PathLike)) and is_bundle(subject):
+        if is_version(directory := os.path.basename(os.path.normpath(subject))):
+            options = replace(options, version=directory)
         given = {"params": params, "dtype": dtype, "bucket_file": bucket_file, "buckets": buckets or None}
         if wrong := [key for key, value in given.items() if value is not None]:
             raise UsageError(
