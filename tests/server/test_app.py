@@ -2,6 +2,8 @@ import asyncio
 
 import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import serving_toys as toys
 from servax.protocols.dataplane import DataPlane
@@ -44,6 +46,15 @@ def test_the_openapi_document_describes_each_function_s_tensors(servable):
     (x,) = predict["properties"]["inputs"]["items"]["anyOf"]
     assert x["properties"]["datatype"] == {"const": "FP32"}
     assert x["properties"]["shape"]["minItems"] == 2
+
+
+@pytest.mark.parametrize(("path", "mount"), [("/v1/models/toy", None), ("/v1/models/toy", "/v1")])
+def test_tensorflow_servings_api_stands_below_v1(servable, path, mount):
+    app = create_app(servable)
+    if mount is not None:
+        app = Starlette(routes=[Mount(mount, app)])
+    (answer,) = get(app, path)
+    assert answer.json()["model_version_status"][0]["state"] == "AVAILABLE"
 
 
 def test_several_servables_or_a_plane_make_an_application(servable):

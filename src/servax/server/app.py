@@ -1,7 +1,8 @@
 """The application that answers HTTP, for one servable or several; it can be mounted in a service of the user's own.
 
-Alone it serves `/v2/...`, `/metrics`, `/openapi.json` and `/`. Mounted at a path that ends in `/v2`, what stands
-below `/v2` is found right there: `app.mount("/v2", servable.app)` gives `/v2/models/NAME/infer`.
+Alone it serves `/v2/...`, TensorFlow Serving's `/v1/...`, `/metrics`, `/openapi.json` and `/`. Mounted at a path that
+ends in `/v2` or `/v1`, what stands below it is found right there: `app.mount("/v2", servable.app)` gives
+`/v2/models/NAME/infer`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from servax.protocols.open_inference.rest import (
     Scope,
     Send,
 )
+from servax.protocols.tfserving.rest import TFServing
 from servax.runtime.servable import Servable
 from servax.server.metrics import Metrics
 from servax.server.openapi import describe
@@ -43,7 +45,9 @@ class App:
     def __init__(self, plane: DataPlane, *, max_body: int = DEFAULT_MAX_BODY) -> None:
         self.plane = plane
         self._metrics = Metrics(plane)
-        self._v2 = OpenInference(plane, version=servax.__version__, limits=Limits(max_body=max_body))
+        limits = Limits(max_body=max_body)
+        self._v2 = OpenInference(plane, version=servax.__version__, limits=limits)
+        self._v1 = TFServing(plane, limits=limits)
         self._pages = Starlette(
             routes=[
                 Route("/", self._index),
@@ -59,8 +63,14 @@ class App:
             if path == "/v2" or path.startswith("/v2/"):
                 await self._v2.handle(path[3:], scope, receive, send)
                 return
+            if path.startswith("/v1/"):
+                await self._v1.handle(path[3:], scope, receive, send)
+                return
             if root.endswith("/v2"):
                 await self._v2.handle(path, scope, receive, send)
+                return
+            if root.endswith("/v1"):
+                await self._v1.handle(path, scope, receive, send)
                 return
         await self._pages(scope, receive, send)
 

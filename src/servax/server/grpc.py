@@ -18,6 +18,7 @@ from servax.protocols.grpc.service import Service
 from servax.protocols.grpc.status import code_of, message_of
 from servax.protocols.open_inference.grpc import InferenceService
 from servax.protocols.open_inference.rest import DEFAULT_MAX_BODY
+from servax.protocols.tfserving.grpc import ModelService, PredictionService
 from servax.server.health import SERVICE as HEALTH
 from servax.server.health import Health
 from servax.server.sockets import listen
@@ -57,7 +58,7 @@ class GrpcServer:
         self._credentials = credentials
         self._max_body = max_body
         self._inference = InferenceService(plane, version=servax.__version__)
-        services = [self._inference.service()]
+        services = [self._inference.service(), PredictionService(plane).service(), ModelService(plane).service()]
         names = [*(service.name for service in services), HEALTH, reflection.SERVICE_NAME]
         self._health = Health(plane, frozenset(names))
         self._methods = _Methods(

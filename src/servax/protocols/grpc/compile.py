@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +22,11 @@ def compiled(source: Path) -> bytes:
     Raises:
       ValueError: the file cannot be compiled; the compiler's message is on stderr.
     """
-    from grpc_tools import protoc
-
-    folder = str(source.parent)
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch, "set")
-        arguments = ["protoc", f"-I{folder}", "--include_imports", f"--descriptor_set_out={output}", str(source)]
-        if protoc.main(arguments):
+        # A child of its own: TensorFlow in this process has a C++ library of the same symbols.
+        command = (sys.executable, "-m", "grpc_tools.protoc", f"-I{source.parent}", "--include_imports")
+        if subprocess.run([*command, f"--descriptor_set_out={output}", str(source)], check=False).returncode:
             raise ValueError(f"{source} cannot be compiled")
         found = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes())
     return found.SerializeToString(deterministic=True)
