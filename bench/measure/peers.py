@@ -35,6 +35,7 @@ class Peer:
       wires: json, binary or grpc -> how it is spoken.
       ready: path that answers 200 once it serves.
       saved_model: whether it serves servax's SavedModel, not the parameters.
+      options: more arguments of its script.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Peer:
     wires: Mapping[str, Wire]
     ready: str
     saved_model: bool = False
+    options: tuple[str, ...] = ()
 
 
 PEERS = {
@@ -52,7 +54,18 @@ PEERS = {
         {"json": V2_JSON, "binary": V2_BINARY, "grpc": V2_GRPC},
         "/v2/models/{model}/ready",
     ),
+    "kserve": Peer(
+        "KServe SDK",
+        "kserve_server",
+        {"json": V2_JSON, "binary": V2_BINARY, "grpc": V2_GRPC},
+        "/v2/models/{model}/ready",
+    ),
     "fastapi": Peer("FastAPI + jit", "fastapi_server", {"json": ROWS}, "/health"),
+    "fastapi-inline": Peer("FastAPI inline", "fastapi_server", {"json": ROWS}, "/health", options=("--inline",)),
+    "litserve": Peer("LitServe", "litserve_server", {"json": ROWS}, "/health"),
+    "bentoml": Peer("BentoML", "bentoml_server", {"json": ROWS}, "/readyz"),
+    "ray": Peer("Ray Serve", "ray_server", {"json": ROWS}, "/predict"),
+    "tensorflow": Peer("TensorFlow", "tensorflow_server", {"json": ROWS}, "/health", saved_model=True),
 }
 
 
@@ -70,7 +83,7 @@ def install(name: str, folder: Path) -> Path:
     if script is None:
         return Path(sys.executable)
     requirements = FOLDER / f"{script}.txt"
-    environment = folder / name
+    environment = folder / script.removesuffix("_server")
     python = environment / "bin" / "python"
     stamp = environment / "requirements.txt"
     if stamp.exists() and stamp.read_text() == requirements.read_text():
@@ -150,7 +163,7 @@ class Server:
         else:
             command = [str(self.python), str(FOLDER / f"{self.peer.script}.py"), self.model, str(self.source)]
             command += ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
-            command += ["--warm"] if self.warm else []
+            command += [*self.peer.options, *(["--warm"] if self.warm else [])]
             variables["PYTHONSAFEPATH"] = ""
             if self.cache is not None:
                 variables |= {

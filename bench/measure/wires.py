@@ -12,6 +12,8 @@ import numpy as np
 
 from measure.models import Model
 
+_ID = "1"
+"""Of every request: KServe's SDK fails without one."""
 _DTYPES = {"FP32": np.float32, "INT32": np.int32}
 
 
@@ -46,7 +48,7 @@ def _numbers(given: np.ndarray) -> list[Any]:
 
 
 def _v2_json(model: Model, given: np.ndarray) -> bytes:
-    return json.dumps({"inputs": [{**_tensor(model, given), "data": _numbers(given)}]}).encode()
+    return json.dumps({"id": _ID, "inputs": [{**_tensor(model, given), "data": _numbers(given)}]}).encode()
 
 
 def _from_v2_json(body: bytes) -> np.ndarray:
@@ -56,7 +58,7 @@ def _from_v2_json(body: bytes) -> np.ndarray:
 
 def _v2_header(model: Model, given: np.ndarray) -> bytes:
     tensor = {**_tensor(model, given), "parameters": {"binary_data_size": given.nbytes}}
-    return json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return json.dumps({"id": _ID, "inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
 
 
 def _v2_binary(model: Model, given: np.ndarray) -> bytes:
@@ -66,6 +68,8 @@ def _v2_binary(model: Model, given: np.ndarray) -> bytes:
 def _from_v2_binary(body: bytes) -> np.ndarray:
     header, _ = json.JSONDecoder().raw_decode(body.decode("latin-1"))
     tensor = header["outputs"][0]
+    if "data" in tensor and tensor["data"] is not None:  # a server may answer in JSON all the same
+        return _from_v2_json(body)
     raw = body[len(body) - tensor["parameters"]["binary_data_size"] :]
     return np.frombuffer(raw, _DTYPES[tensor["datatype"]]).reshape(tensor["shape"])
 
@@ -78,7 +82,7 @@ def _v2_binary_headers(model: Model, given: np.ndarray) -> Mapping[str, str]:
 def _v2_grpc(model: Model, given: np.ndarray) -> bytes:
     from tritonclient.grpc import service_pb2
 
-    request = service_pb2.ModelInferRequest(model_name=model.name, raw_input_contents=[given.tobytes()])
+    request = service_pb2.ModelInferRequest(id=_ID, model_name=model.name, raw_input_contents=[given.tobytes()])
     request.inputs.add(name=model.input, datatype=model.datatype, shape=given.shape)
     return request.SerializeToString()
 

@@ -10,4 +10,5 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--grpc-port", type=int, required=True)
     parser.add_argument("--warm", action="store_true", help="compile every shape before serving")
+    parser.add_argument("--inline", action="store_true", help="call the network on the event loop")
     return parser.parse_args()
