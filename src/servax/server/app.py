@@ -46,7 +46,7 @@ class App:
         self.plane = plane
         self._metrics = Metrics(plane)
         limits = Limits(max_body=max_body)
-        self._v2 = OpenInference(plane, version=servax.__version__, limits=limits)
+        self._v2 = OpenInference(plane, version=servax.__version__, limits=limits, timings=True)
         self._v1 = TFServing(plane, limits=limits)
         self._pages = Starlette(
             routes=[

@@ -1,16 +1,22 @@
-"""Tensors of the Open Inference Protocol (KServe V2) in JSON: datatype names, JSON -> NumPy and back.
+"""Tensors of the Open Inference Protocol (KServe V2) as lists of values: datatype names, `data` -> NumPy and back.
 
 Flat (row-major) and nested `data` are both read. JSON has no NaN and no infinities: they are written, and read, as
 the strings "NaN", "Infinity" and "-Infinity", as Protocol Buffers' JSON mapping has them.
+
+Numbers go from text to Python's list in one pass and from the list to memory in another (`struct`): both are several
+times faster than NumPy's own ways, and the numbers are rounded once, from float64.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+import ml_dtypes
 import msgspec
 import numpy as np
 
@@ -35,18 +41,48 @@ _NOT_IN_JSON = {"FP16", "BF16"}
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON has no form for, by the strings they travel as."""
 
-_FLAT: dict[str, msgspec.json.Decoder[Any]] = {
-    "b": msgspec.json.Decoder(list[bool]),
-    "i": msgspec.json.Decoder(list[int]),
-    "u": msgspec.json.Decoder(list[int]),
-    "f": msgspec.json.Decoder(list[float]),
-    "O": msgspec.json.Decoder(list[str]),
+_KINDS: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
+_KIND = {datatype: dtype_of(dtype).kind for datatype, dtype in DTYPES.items()} | {"BF16": "f"}
+_CODES = {
+    "bool": "?",
+    **{
+        f"{sign}int{bits}": code
+        for sign, codes in (("", "bhiq"), ("u", "BHIQ"))
+        for bits, code in zip((8, 16, 32, 64), codes, strict=True)
+    },
+    "float32": "f",
+    "float64": "d",
 }
-_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+"""`struct`'s letter by dtype."""
+_PIECE = 1 << 20
+"""Bytes of JSON that are read at once: a list of numbers takes up to sixteen times the room of its text."""
 _MOST_AXES = 64  # NumPy's own limit
 _MOST_SIZE = 2**63 - 1
 _TYPES: dict[str, type | tuple[type, ...]] = {"b": bool, "i": int, "u": int, "f": (int, float), "O": str}
 _NAMES = {"b": "true or false", "i": "integers", "u": "integers", "f": "numbers", "O": "strings"}
+
+
+class Notation:
+    """How lists of values are written: JSON or MessagePack, by msgspec's decoder of it."""
+
+    def __init__(self, decoder: Callable[[Any], Any]) -> None:
+        self._decoder = decoder
+        self.any = decoder(Any)
+        self.flat = {kind: decoder(list[each]) for kind, each in _KINDS.items()}
+        self._nested: dict[tuple[Any, int], Any] = {}
+
+    def nested(self, kind: Any, axes: int) -> Any:
+        """The decoder of values of a Python type, in lists that are `axes` deep."""
+        if (kind, axes) not in self._nested:
+            each = kind
+            for _ in range(axes):
+                each = list[each]
+            self._nested[kind, axes] = self._decoder(each)
+        return self._nested[kind, axes]
+
+
+JSON = Notation(msgspec.json.Decoder)
+MSGPACK = Notation(msgspec.msgpack.Decoder)
 
 
 def datatype_of(dtype: str) -> str:
@@ -59,37 +95,41 @@ def datatype_of_array(array: np.ndarray[Any, Any]) -> str:
     return "BYTES" if array.dtype.kind in "OUS" else datatype_of(array.dtype.name)
 
 
-def decode(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> np.ndarray[Any, Any]:
-    """The array that a JSON tensor holds; text becomes an object array of str.
+def decode(
+    name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview, notation: Notation = JSON
+) -> np.ndarray[Any, Any]:
+    """The array that a tensor's `data` hold; text becomes an object array of str.
 
     Args:
       name: of the tensor, for errors.
       datatype: as sent.
       shape: as sent.
-      data: the JSON text of `data`.
+      data: the text of `data`, a list.
+      notation: of the text.
 
     Raises:
       InvalidInput: the datatype is unknown or does not travel in JSON, or the data do not fit datatype and shape.
     """
     label = short(name)
     require_known(label, datatype)
-    require_json(label, datatype)
+    if notation is JSON:
+        require_json(label, datatype)
     dtype = dtype_of(DTYPES[datatype])
     check_shape(label, shape)
     count = math.prod(shape)
-    values = _values(label, data, dtype.kind, datatype, shape)
-    if len(values) != count:
-        raise InvalidInput(
-            f"tensor {label!r} has the wrong number of values",
-            where=label,
-            seen=f"{len(values)} values",
-            expected=short(f"{count} for shape {list(shape)}"),
-        )
-    array = _array(label, values, dtype, datatype)
-    try:
-        return array.reshape(shape)
-    except ValueError:
-        raise no_shape(label, shape, "sizes of an array that can be addressed") from None
+    if len(data) > _PIECE and notation is JSON and dtype.kind != "O":
+        data = bytes(data)
+        _require_count(label, data, count, shape)
+        if (array := _piecewise(label, datatype, data, dtype, count)) is not None:
+            return _shaped(label, array, shape)
+    return _shaped(label, _array(label, _values(label, data, datatype, shape, notation), dtype, datatype), shape)
+
+
+def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> np.ndarray[Any, Any]:
+    """As `decode`, of values that are a flat list of the datatype's kind already."""
+    label = short(name)
+    check_shape(label, shape)
+    return _shaped(label, _array(label, values, dtype_of(DTYPES[datatype]), datatype), shape)
 
 
 def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
@@ -100,7 +140,7 @@ def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
     """
     require_json(name, datatype_of_array(array))
     values: list[Any] = array.ravel().tolist()
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if array.dtype.kind == "f" and not math.isfinite(sum(values)):  # the cheapest way to find that all of them are
         return [jsonable(value) for value in values]
     if array.dtype.kind in "OUS":
         return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
@@ -180,13 +220,14 @@ def no_shape(name: str, shape: Sequence[int], expected: str) -> InvalidInput:
     )
 
 
-def _values(name: str, data: bytes | memoryview, kind: str, datatype: str, shape: Sequence[int]) -> list[Any]:
+def _values(name: str, data: bytes | memoryview, datatype: str, shape: Sequence[int], notation: Notation) -> list[Any]:
     """The values in row-major order, each of the datatype's kind."""
+    kind = _KIND[datatype]
     try:
         try:
-            return _FLAT[kind].decode(data)
+            return notation.flat[kind].decode(data)
         except msgspec.ValidationError:
-            items = _flattened(name, _ANY.decode(data), shape)
+            return _nested_values(name, data, datatype, shape, notation)
     except RecursionError:
         raise InvalidInput(
             f"the data of tensor {name!r} are nested too deeply",
@@ -194,7 +235,7 @@ def _values(name: str, data: bytes | memoryview, kind: str, datatype: str, shape
             seen="lists in lists, deeper than can be read",
             expected=f"lists nested {len(shape)} deep, or flat data",
         ) from None
-    except msgspec.DecodeError as error:  # a number beyond every datatype, or text that is not Unicode
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # beyond every datatype, or text that is not Unicode
         what, _, place = str(error).partition(" - at `$")
         raise InvalidInput(
             f"the data of tensor {name!r} cannot be read",
@@ -202,7 +243,60 @@ def _values(name: str, data: bytes | memoryview, kind: str, datatype: str, shape
             seen=f"{what} at {place.rstrip('`')}" if place else what,
             expected=f"{datatype}: {_NAMES[kind]}",
         ) from None
+
+
+def _nested_values(
+    name: str, data: bytes | memoryview, datatype: str, shape: Sequence[int], notation: Notation
+) -> list[Any]:
+    kind, axes = _KIND[datatype], max(1, len(shape))
+    try:
+        return _flattened(name, notation.nested(_KINDS[kind], axes).decode(data), shape)
+    except msgspec.ValidationError as error:
+        for depth in (axes, 1) if kind == "f" else ():
+            with contextlib.suppress(msgspec.ValidationError):
+                items = _flattened(name, notation.nested(float | str, depth).decode(data), shape)
+                break
+        else:
+            if len(data) > _PIECE:  # whatever they hold is not worth the room it takes: its place has to do
+                raise error
+            items = _flattened(name, notation.any.decode(data), shape)
     return [_value(name, item, kind, datatype) for item in items]
+
+
+def _require_count(name: str, data: bytes, count: int, shape: Sequence[int]) -> None:
+    """Raises InvalidInput where long data hold another number of values or lists than the shape says.
+
+    Counting costs no memory, reading does: numbers as short as `1,` take sixteen times the room.
+    """
+    values = data.count(b",") + 1
+    lists, size = 1, 1
+    for each in shape[:-1]:
+        size *= each
+        lists += size
+    if values != count or data.count(b"[") > lists or b"{" in data:
+        raise _wrong_count(name, f"{values} values in {data.count(b'[')} lists", count, shape)
+
+
+def _piecewise(name: str, datatype: str, data: bytes, dtype: np.dtype, count: int) -> np.ndarray[Any, Any] | None:
+    """The array of long flat data, read piece by piece; None where they are nested or hold no mere numbers."""
+    array = np.empty(count, dtype)
+    decoder = JSON.flat[dtype.kind]
+    begin, end = data.find(b"[") + 1, data.rfind(b"]")
+    place = 0
+    while begin < end:
+        stop = end if end - begin <= _PIECE else data.rfind(b",", begin, begin + _PIECE)
+        if stop < 0:
+            return None
+        try:
+            values = decoder.decode(b"[" + data[begin:stop] + b"]")
+        except msgspec.DecodeError:
+            return None
+        if place + len(values) > count:
+            return None
+        array[place : place + len(values)] = _array(name, values, dtype, datatype)
+        place += len(values)
+        begin = stop + 1
+    return array if place == count else None
 
 
 def _flattened(name: str, value: Any, shape: Sequence[int]) -> list[Any]:
@@ -247,14 +341,17 @@ def _shown(item: Any) -> str:
 
 
 def _array(name: str, values: list[Any], dtype: np.dtype, datatype: str) -> np.ndarray[Any, Any]:
+    """The values in memory; they are of the dtype's kind."""
     if dtype.kind == "O":
         array = np.empty(len(values), object)
         array[:] = values
         return array
     try:
+        if (code := _CODES.get(dtype.name)) is not None:
+            return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
         with np.errstate(over="raise"):
-            return np.array(values, dtype)
-    except (OverflowError, FloatingPointError):
+            return np.array(values, np.float32).astype(dtype)
+    except (struct.error, OverflowError, FloatingPointError):
         raise InvalidInput(
             f"tensor {name!r} holds a value out of the range of its datatype",
             where=name,
@@ -263,8 +360,26 @@ def _array(name: str, values: list[Any], dtype: np.dtype, datatype: str) -> np.n
         ) from None
 
 
+def _shaped(name: str, array: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    if array.size != (count := math.prod(shape)):
+        raise _wrong_count(name, f"{array.size} values", count, shape)
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise no_shape(name, shape, "sizes of an array that can be addressed") from None
+
+
+def _wrong_count(name: str, seen: str, count: int, shape: Sequence[int]) -> InvalidInput:
+    return InvalidInput(
+        f"tensor {name!r} has the wrong number of values",
+        where=name,
+        seen=seen,
+        expected=short(f"{count} for shape {list(shape)}"),
+    )
+
+
 def _out_of_range(values: list[Any], dtype: np.dtype) -> Any:
     """The first value that the dtype does not hold."""
-    limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else ml_dtypes.finfo(dtype)
     low, high = int(limits.min), int(limits.max)  # exact: the largest float is a whole number
     return next(value for value in values if (value < low or value > high) and abs(value) != math.inf)

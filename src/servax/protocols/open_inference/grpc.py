@@ -145,7 +145,7 @@ class InferenceService:
         return answer(ready=self._plane.get(request.name, request.version or None).state is State.READY)
 
     async def _server_metadata(self, answer: Any, request: Any) -> Any:
-        return answer(**messages.server_metadata(self._version))
+        return answer(**messages.server_metadata(self._version, repository=self._plane.repository is not None))
 
     async def _model_metadata(self, answer: Any, request: Any) -> Any:
         message = messages.model_metadata(self._plane.metadata(request.name, request.version or None))
@@ -168,8 +168,7 @@ class InferenceService:
         return message
 
     async def _index(self, answer: Any, request: Any) -> Any:
-        models = messages.repository_index(self._plane)
-        return answer(models=[each for each in models if not request.ready or each["state"] == "READY"])
+        return answer(models=messages.repository_index(self._plane, ready=request.ready))
 
     async def _load(self, answer: Any, request: Any) -> Any:
         parameters = {name: value_of(parameter) for name, parameter in request.parameters.items()}

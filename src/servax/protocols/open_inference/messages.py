@@ -6,8 +6,9 @@ Added, and free to be ignored: `details` beside `error` (the parts of an error),
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,8 +22,10 @@ from servax.runtime.servable import State
 
 Message = dict[str, Any]
 Parameters = dict[str, Any]
+T = TypeVar("T")
 
 _PARTS = ("where", "seen", "expected", "remedy")
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 _LONGEST = 2000
 """Characters of one part of an error: a request may have put thousands of names into it."""
 
@@ -53,39 +56,133 @@ class InferBody(msgspec.Struct):
     outputs: list[OutputChoice] | None = None
 
 
-_BODY = msgspec.json.Decoder(InferBody)
+class FloatTensor(msgspec.Struct):
+    """`request_input` with flat numbers, read along with the message."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[float]
+    parameters: Parameters | None = None
 
 
-def read_body(body: bytes | bytearray) -> InferBody:
-    """The request that a body holds.
+class FloatBody(msgspec.Struct):
+    """`inference_request` of tensors with flat numbers."""
+
+    inputs: list[FloatTensor]
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[OutputChoice] | None = None
+
+
+class IntegerTensor(msgspec.Struct):
+    """`request_input` with flat integers, read along with the message."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[int]
+    parameters: Parameters | None = None
+
+
+class IntegerBody(msgspec.Struct):
+    """`inference_request` of tensors with flat integers."""
+
+    inputs: list[IntegerTensor]
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[OutputChoice] | None = None
+
+
+class IndexBody(msgspec.Struct):
+    """`repository_index_request`."""
+
+    ready: bool = False
+
+
+class LoadBody(msgspec.Struct):
+    """`repository_load_request`, and that of unloading."""
+
+    parameters: Parameters = {}
+
+
+_JSON = msgspec.json.Decoder(InferBody)
+_MSGPACK = msgspec.msgpack.Decoder(InferBody)
+_NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity|nan|inf)")
+
+
+def read_body(body: bytes | bytearray | memoryview) -> InferBody:
+    """The request that a body of JSON holds.
 
     Raises:
       InvalidInput: this is no JSON, or no inference request; says where.
     """
     try:
-        return _BODY.decode(body)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at ")
+        return _JSON.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error, body, "JSON") from None
+
+
+def read_packed(body: bytes | bytearray) -> InferBody:
+    """As `read_body`, of MessagePack."""
+    try:
+        return _MSGPACK.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error, body, "MessagePack") from None
+
+
+def read_index(body: bytes | bytearray) -> IndexBody:
+    """What `POST /v2/repository/index` asks for; an empty body asks for everything."""
+    return _read_small(body, IndexBody, '{"ready": true}')
+
+
+def read_load(body: bytes | bytearray) -> LoadBody:
+    """The parameters of loading or unloading; an empty body has none."""
+    return _read_small(body, LoadBody, '{"parameters": {...}}')
+
+
+def _read_small(body: bytes | bytearray, kind: type[T], expected: str) -> T:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
-            "the body is not an inference request of the Open Inference Protocol",
-            where=where.strip("`") or None,
-            seen=what,
-            expected='{"inputs": [{"name": ..., "datatype": ..., "shape": [...], "data": [...]}]}',
+            "the body cannot be read", where="the body", seen=short(str(error)), expected=f"{expected}, or nothing"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("the body is not JSON", seen=str(error) if body else "an empty body") from None
-    except RecursionError:
-        raise InvalidInput(
+
+
+def _unreadable(error: Exception, body: bytes | bytearray | memoryview, notation: str) -> InvalidInput:
+    if isinstance(error, RecursionError):
+        return InvalidInput(
             "the body is nested too deeply",
             where="the body",
             seen="lists or objects in one another, deeper than can be read",
             expected="`data` nested as deep as the tensor has axes, or flat data",
-        ) from None
+        )
+    if isinstance(error, msgspec.ValidationError):
+        what, _, where = str(error).partition(" - at ")
+        return InvalidInput(
+            "the body is not an inference request of the Open Inference Protocol",
+            where=short(where.strip("`")) or None,
+            seen=short(what),
+            expected='{"inputs": [{"name": ..., "datatype": ..., "shape": [...], "data": [...]}]}',
+        )
+    if (place := re.search(r"\(byte (\d+)\)", str(error))) is not None:
+        near = bytes(body[max(0, int(place[1]) - 2) : int(place[1]) + 9])
+        if (token := _NO_NUMBER.search(near)) is not None:
+            name = token[0].decode()
+            return InvalidInput(
+                f"the body is not {notation}: it has no numbers like {name}",
+                where=f"byte {place[1]}",
+                seen=name,
+                expected='a number, or one of the strings "NaN", "Infinity" and "-Infinity"',
+            )
+    return InvalidInput(f"the body is not {notation}", seen=short(str(error)) if len(body) else "an empty body")
 
 
-def server_metadata(version: str) -> Message:
-    """`GET /v2`."""
-    return {"name": "servax", "version": version, "extensions": ["model_repository(index)"]}
+def server_metadata(version: str, *, repository: bool) -> Message:
+    """`GET /v2`, with the extensions that there are; `repository` says whether models are loaded and unloaded."""
+    extensions = [*_EXTENSIONS, "model_repository" if repository else "model_repository(index)"]
+    return {"name": "servax", "version": version, "extensions": sorted(extensions)}
 
 
 def model_metadata(model: ModelMetadata) -> Message:
@@ -136,8 +233,9 @@ def server_ready(plane: DataPlane) -> Message:
     return message
 
 
-def repository_index(plane: DataPlane) -> list[Message]:
-    """`POST /v2/repository/index`."""
+def repository_index(plane: DataPlane, *, ready: bool = False) -> list[Message]:
+    """`POST /v2/repository/index`: every version there is, or those that are ready."""
+    statuses = plane.list() if plane.repository is None else plane.repository.index()
     return [
         {
             "name": status.name,
@@ -145,7 +243,8 @@ def repository_index(plane: DataPlane) -> list[Message]:
             "state": "READY" if status.state is State.READY else "UNAVAILABLE",
             "reason": status.reason or ("" if status.state is State.READY else status.state.value),
         }
-        for status in plane.list()
+        for status in statuses
+        if not ready or status.state is State.READY
     ]
 
 

@@ -1,13 +1,17 @@
-"""Parameters of a request, as gRPC's messages carry them."""
+"""Parameters of a request: plain values in JSON, messages in gRPC."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from servax.core.errors import InvalidInput
-from servax.protocols.open_inference.codec import short
+from servax.protocols.wording import short
+
+_NAMES = ("function", "priority", "timeout")
+_LONGEST = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +30,33 @@ class Choices:
 
 
 def read_choices(parameters: Any, deadline: float | None) -> Choices:
+    """As `choices_of`, of a map of gRPC's InferParameter."""
+    if not parameters:
+        return Choices(deadline=deadline)
+    return choices_of({name: value_of(parameters[name]) for name in _NAMES if name in parameters}, deadline)
+
+
+def choices_of(parameters: Mapping[str, Any] | None, deadline: float | None, priority: int = 0) -> Choices:
     """The parameters `function`, `priority` and `timeout` (microseconds); others are passed over.
 
     Args:
-      parameters: of the request, a map of InferParameter.
+      parameters: of the request, by name.
       deadline: of the call; the request's own may be earlier.
+      priority: where the request has none of its own.
 
     Raises:
       InvalidInput: a parameter is of another kind.
     """
     if not parameters:
-        return Choices(deadline=deadline)
+        return Choices(None, priority, deadline)
     timeout = _read(parameters, "timeout", int, "microseconds, an integer above 0")
     if timeout is not None:
-        if timeout <= 0:
+        if not 0 < timeout <= _LONGEST:
             raise _wrong("timeout", str(timeout), "microseconds, an integer above 0")
         ends = time.monotonic() + timeout / 1e6
         deadline = ends if deadline is None else min(deadline, ends)
-    priority = _read(parameters, "priority", int, "an integer; higher runs earlier")
-    return Choices(_read(parameters, "function", str, "a string"), priority or 0, deadline)
+    own = _read(parameters, "priority", int, "an integer; higher runs earlier")
+    return Choices(_read(parameters, "function", str, "a string"), priority if own is None else own, deadline)
 
 
 def value_of(parameter: Any) -> Any:
@@ -53,10 +65,10 @@ def value_of(parameter: Any) -> Any:
     return None if choice is None else getattr(parameter, choice)
 
 
-def _read(parameters: Any, name: str, kind: type, expected: str) -> Any:
+def _read(parameters: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
     if name not in parameters:
         return None
-    value = value_of(parameters[name])
+    value = parameters[name]
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _wrong(name, "nothing" if value is None else f"a {type(value).__name__}", expected)
     return value

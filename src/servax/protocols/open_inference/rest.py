@@ -1,42 +1,44 @@
-"""The Open Inference Protocol over HTTP and JSON: raw ASGI for inference, Starlette for everything else."""
+"""The Open Inference Protocol over HTTP, in raw ASGI: its routes, and what they answer beside inference."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from servax.core.errors import InvalidInput, NotFound, ServaxError
-from servax.core.tensors import Signature
 from servax.protocols.bodies import Limits
 from servax.protocols.calls import Receive
-from servax.protocols.dataplane import DataPlane
+from servax.protocols.dataplane import DataPlane, Repository
 from servax.protocols.dataplane import status_of as model_status
-from servax.protocols.http import Answer, Endpoint, Incoming, Scope, Send, respond, status_of
+from servax.protocols.http import Answer, Endpoint, Incoming, Scope, Send, status_of
 from servax.protocols.open_inference import messages
-from servax.protocols.open_inference.codec import (
-    datatype_of,
-    datatype_of_array,
-    decode,
-    encode,
-    travels,
-)
+from servax.protocols.open_inference.config import model_config
+from servax.protocols.open_inference.inference import Inference
+from servax.protocols.open_inference.stats import model_statistics
 from servax.protocols.wording import short
-from servax.runtime.request import InferRequest, InferResult
 
 DEFAULT_MAX_BODY = Limits().max_body
 """Largest request body, in bytes."""
 
-_INFER = re.compile(r"^/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer$")
-_ALLOW = ((b"allow", b"POST"),)
+_MODEL = r"/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+_INFER = re.compile(rf"{_MODEL}/infer")
+_ABSENT = (
+    (re.compile(r"/(?:system|cuda)sharedmemory.*"), "shared memory extension; binary tensors in the body are fast"),
+    (re.compile(r"(?:/models/.+)?/trace/setting"), "trace extension; GET /metrics tells where time goes"),
+    (re.compile(r"/logging"), "logging extension; logging is set when the server starts"),
+    (re.compile(r"/models/.+/generate(?:_stream)?"), "generate extension; POST .../infer takes tensors"),
+)
+"""Paths of Triton's that there are not here, and what to do instead."""
+
+Named = Mapping[str, str | None]
+Handler = Callable[[Named, Incoming], Awaitable[Answer]]
 
 
 class OpenInference:
@@ -46,171 +48,128 @@ class OpenInference:
       plane: where the models are.
       version: of the server, for its metadata.
       limits: of requests.
+      timings: whether an answer says what each step took (`Server-Timing`).
     """
 
-    def __init__(self, plane: DataPlane, *, version: str, limits: Limits) -> None:
+    def __init__(self, plane: DataPlane, *, version: str, limits: Limits, timings: bool) -> None:
         self._plane = plane
         self._version = version
         self._endpoint = Endpoint(plane, limits, _error_body)
-        model = "/models/{model}"
-        self._rest = Starlette(
-            routes=[
-                Route("/", self._server),
-                Route("/health/live", self._live),
-                Route("/health/ready", self._ready),
-                Route("/repository/index", self._index, methods=["POST"]),
-                *(Route(path, self._model) for path in (model, f"{model}/versions/{{version}}")),
-                *(Route(f"{path}/ready", self._model_ready) for path in (model, f"{model}/versions/{{version}}")),
-            ],
-            exception_handlers=ERROR_HANDLERS,
-        )
-        self._rest.router.redirect_slashes = False
+        self._infer = Inference(plane, timings=timings)
+        routes: dict[str, tuple[str, Handler]] = {
+            "/?": ("GET", self._server),
+            "/health/live": ("GET", self._live),
+            "/health/ready": ("GET", self._ready),
+            "/models/stats": ("GET", self._statistics),
+            _MODEL: ("GET", self._model),
+            f"{_MODEL}/ready": ("GET", self._model_ready),
+            f"{_MODEL}/config": ("GET", self._config),
+            f"{_MODEL}/stats": ("GET", self._statistics),
+            "/repository/index": ("POST", self._index),
+            r"/repository/models/(?P<model>[^/]+)/load": ("POST", self._load),
+            r"/repository/models/(?P<model>[^/]+)/unload": ("POST", self._unload),
+        }
+        self._routes = [(re.compile(path), method, handler) for path, (method, handler) in routes.items()]
 
     async def handle(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose path, below `/v2`, is `path`."""
-        match = _INFER.match(path)
-        if match is None:
-            full: str = scope["path"]
-            root = full[: len(full) - len(path)] if path and full.endswith(path) else full
-            await self._rest({**scope, "path": f"{root}{path or '/'}", "root_path": root}, receive, send)
+        match = _INFER.fullmatch(path)
+        if match is not None and scope["method"] == "POST":
+            work = partial(self._infer, match["model"], match["version"], scope["query_string"])
+            await self._endpoint(scope, receive, send, work)
             return
-        if scope["method"] != "POST":
-            await respond(send, Answer(msgspec.json.encode({"error": "inference takes POST"}), 405, headers=_ALLOW))
-            return
-        await self._endpoint(scope, receive, send, partial(self._infer, match["model"], match["version"]))
+        work = partial(self._answer, path, scope)
+        # Probes and metadata are answered to the end; what changes the server refuses itself while it stops.
+        await self._endpoint(scope, receive, send, work, while_closing=scope["method"] in ("GET", "HEAD"))
 
-    async def _infer(self, model: str, version: str | None, incoming: Incoming) -> Answer:
-        if b"inference-header-content-length" in incoming.headers:
-            raise InvalidInput(
-                "the body holds binary tensors",
-                where="header Inference-Header-Content-Length",
-                expected="JSON; GET /v2 lists the extensions of this server",
-            )
-        body = messages.read_body(incoming.body)
-        function = (body.parameters or {}).get("function")
-        if function is not None and not isinstance(function, str):
-            raise InvalidInput(
-                "the function is not a name",
-                where="parameters.function",
-                seen=f"a {type(function).__name__}",
-                expected="a string",
-            )
-        if function is not None and function not in self._plane.get(model, version).signatures:
-            function = short(function)
-        name, signature = self._plane.signature(model, version, function)
-        outputs = chosen_outputs(body, signature)
-        tensors = _tensors(body, {spec.name for spec in signature.inputs})
-        request = InferRequest(name, tensors, body.id, incoming.deadline, incoming.priority, owned=True)
-        result = await self._plane.infer(model, version, request)
-        message: messages.Message = {
-            "model_name": model,
-            "model_version": version or self._plane.get(model).version,
-            "parameters": {"function": name, "bucket": result.bucket},
-            "outputs": [_output(output, result) for output in outputs],
-        }
-        if body.id is not None:
-            message["id"] = body.id
-        timing = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items())
-        return Answer(msgspec.json.encode(message), headers=[(b"server-timing", timing.encode())])
+    async def _answer(self, path: str, scope: Scope, incoming: Incoming) -> Answer:
+        method: str = scope["method"]
+        if _INFER.fullmatch(path) is not None:
+            return _wrong_method("POST")
+        for pattern, takes, handler in self._routes:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                if method != takes and (method, takes) != ("HEAD", "GET"):
+                    return _wrong_method(takes)
+                return await handler(match.groupdict(), incoming)
+        for pattern, reason in _ABSENT:
+            if pattern.fullmatch(path) is not None:
+                raise NotFound(f"servax has no {reason}")
+        raise NotFound(f"there is no {short(scope['path'])}")
 
-    async def _server(self, request: Request) -> Response:
-        return _json(messages.server_metadata(self._version))
+    async def _server(self, named: Named, incoming: Incoming) -> Answer:
+        return _json(messages.server_metadata(self._version, repository=self._plane.repository is not None))
 
-    async def _live(self, request: Request) -> Response:
+    async def _live(self, named: Named, incoming: Incoming) -> Answer:
         return _json({"live": self._plane.live}, 200 if self._plane.live else 503)
 
-    async def _ready(self, request: Request) -> Response:
+    async def _ready(self, named: Named, incoming: Incoming) -> Answer:
         message = messages.server_ready(self._plane)
         return _json(message, 200 if message["ready"] else 503)
 
-    async def _index(self, request: Request) -> Response:
-        return _json(messages.repository_index(self._plane))
+    async def _model(self, named: Named, incoming: Incoming) -> Answer:
+        return _json(messages.model_metadata(self._plane.metadata(*_model(named))))
 
-    async def _model(self, request: Request) -> Response:
-        return _json(messages.model_metadata(self._plane.metadata(*_named(request))))
-
-    async def _model_ready(self, request: Request) -> Response:
-        message = messages.model_ready(model_status(self._plane.get(*_named(request))))
+    async def _model_ready(self, named: Named, incoming: Incoming) -> Answer:
+        message = messages.model_ready(model_status(self._plane.get(*_model(named))))
         return _json(message, 200 if message["ready"] else 503)
 
+    async def _config(self, named: Named, incoming: Incoming) -> Answer:
+        return _json(model_config(self._plane, *_model(named)))
 
-def _named(request: Request) -> tuple[str, str | None]:
-    return request.path_params["model"], request.path_params.get("version")
+    async def _statistics(self, named: Named, incoming: Incoming) -> Answer:
+        return _json(model_statistics(self._plane, named.get("model"), named.get("version")))
 
+    async def _index(self, named: Named, incoming: Incoming) -> Answer:
+        ready = messages.read_index(incoming.body).ready
+        return _json(messages.repository_index(self._plane, ready=ready))
 
-def _tensors(body: messages.InferBody, known: Container[str]) -> dict[str, Any]:
-    """Arrays by name; names that the function does not have are cut, as errors repeat them."""
-    tensors: dict[str, Any] = {}
-    for tensor in body.inputs:
-        name = tensor.name if tensor.name in known else short(tensor.name)
-        if name in tensors:
+    async def _load(self, named: Named, incoming: Incoming) -> Answer:
+        parameters = messages.read_load(incoming.body).parameters
+        await self._repository().load(str(named["model"]), parameters)
+        return _json({})
+
+    async def _unload(self, named: Named, incoming: Incoming) -> Answer:
+        messages.read_load(incoming.body)
+        await self._repository().unload(str(named["model"]))
+        return _json({})
+
+    def _repository(self) -> Repository:
+        if self._plane.repository is None:
             raise InvalidInput(
-                f"tensor {name!r} was sent twice", where=name, seen="two tensors of this name", expected="one"
+                "this server loads and unloads nothing", remedy="serve a store: servax serve STORE --control explicit"
             )
-        if not memoryview(tensor.data):
-            raise InvalidInput(
-                f"tensor {name!r} has no data", where=name, seen="no `data`", expected="`data`, a list of values"
-            )
-        tensors[name] = decode(name, tensor.datatype, tensor.shape, memoryview(tensor.data))
-    return tensors
+        return self._plane.repository
 
 
-def chosen_outputs(body: messages.InferBody, signature: Signature) -> list[str]:
-    """Names of the outputs to send, checked before anything runs."""
-    specs = {spec.name: spec for spec in signature.outputs}
-    names = list(specs) if body.outputs is None else [output.name for output in body.outputs]
-    if unknown := [name for name in names if name not in specs]:
-        raise InvalidInput(
-            "there are no such outputs", where="outputs", seen=", ".join(map(short, unknown)), expected=", ".join(specs)
-        )
-    if stuck := [name for name in names if not travels(datatype_of(specs[name].dtype))]:
-        others = [name for name, spec in specs.items() if travels(datatype_of(spec.dtype))]
-        choice = ", ".join(f'{{"name": "{name}"}}' for name in others)
-        raise InvalidInput(
-            "outputs have a datatype that the Open Inference Protocol does not carry in JSON",
-            where=", ".join(stuck),
-            seen=", ".join(datatype_of(specs[name].dtype) for name in stuck),
-            expected=f"outputs among {', '.join(others)}" if others else "outputs that are cast inside the function",
-            remedy=f'ask for the others: "outputs": [{choice}]; with servax.load(URL): infer(request, outputs={others})'
-            if others
-            else "cast them inside the function (`x.astype(jnp.float32)`; of complex numbers `x.real` and `x.imag`)",
-        )
-    return names
+def _model(named: Named) -> tuple[str, str | None]:
+    return str(named["model"]), named["version"]
 
 
-def _output(name: str, result: InferResult) -> messages.Message:
-    array = result.tensors[name]
-    return {
-        "name": name,
-        "datatype": datatype_of_array(array),
-        "shape": list(array.shape),
-        "data": encode(name, array),
-    }
+def _json(message: Any, status: int = 200) -> Answer:
+    return Answer(msgspec.json.encode(message), status)
+
+
+def _wrong_method(takes: str) -> Answer:
+    error = {"error": f"this path takes {takes}"}
+    return Answer(msgspec.json.encode(error), 405, headers=[(b"allow", takes.encode())])
 
 
 def _error_body(error: ServaxError) -> bytes:
     return msgspec.json.encode(messages.write_error(error))
 
 
-def _json(message: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(message), status, media_type="application/json")
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServaxError)
-    return _json(messages.write_error(error), status_of(error))
+    return Response(_error_body(error), status_of(error), media_type="application/json")
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return await _on_error(request, NotFound(f"there is no {request.url.path}"))
-    return Response(
-        msgspec.json.encode({"error": error.detail}),
-        error.status_code,
-        media_type="application/json",
-        headers=error.headers,
-    )
+        return await _on_error(request, NotFound(f"there is no {short(request.url.path)}"))
+    body = msgspec.json.encode({"error": error.detail})
+    return Response(body, error.status_code, media_type="application/json", headers=error.headers)
 
 
 ERROR_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
