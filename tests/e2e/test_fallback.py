@@ -49,7 +49,7 @@ def flip_one_byte(path: Path) -> None:
 
 
 def serve(bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "servax", "serve", str(bundle), "--http", "0", *options]
+    command = [sys.executable, "-m", "servax", "serve", str(bundle), "--http", "0", "--grpc", "-1", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -1,10 +1,11 @@
-"""A process that serves the toy, for the tests of `server.process`: `python server_child.py MODE PORT [DRAIN]`.
+"""A process that serves the toy, for tests of `server.process`: `python server_child.py MODE PORT [DRAIN [SETTINGS]]`.
 
 It talks over its standard streams: a line on stdin lets go of what MODE holds.
 """
 
 import asyncio
 import gc
+import json
 import sys
 from pathlib import Path
 
@@ -12,7 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import serving_toys as toys
 from servax.core.errors import BundleError, UsageError
+from servax.server.models import LoadedModels
 from servax.server.process import run
+from servax.server.settings import make
 from servax.stages.buckets import Bucket
 
 mode, port = sys.argv[1], int(sys.argv[2])
@@ -58,4 +61,8 @@ def load():
     return [toys.toy(table=toys.with_program(KEY, Program()))]
 
 
-sys.exit(run(load, port=port, drain_timeout=drain_timeout))
+options = {"http": port, "grpc": 0, "drain_timeout": drain_timeout} | json.loads(
+    sys.argv[4] if len(sys.argv) > 4 else "{}"
+)
+as_json = options.pop("as_json", False)
+sys.exit(run(LoadedModels(load), make(**options), as_json=as_json))

@@ -1,20 +1,21 @@
-import asyncio
 import io
-
-import httpx2
+import json
 
 from servax.core.events import Notice, RequestFailed, StateChanged, StepFinished
-from servax.server.logs import AccessLog, EventLog, logger
+from servax.server.logs import EventLog, logger
 
 
-def test_events_become_lines():
-    stream = io.StringIO()
-    log = EventLog(logger(stream))
+def tell(log: EventLog) -> None:
     log(Notice("fell back", "warning", {"target": "export"}))
     log(Notice("by the way"))
     log(StateChanged("net", "FAILED", "no luck"))
     log(StepFinished("restore", 1.23456))
     log(RequestFailed("net", "1", "predict", "Overloaded"))
+
+
+def test_events_become_lines():
+    stream = io.StringIO()
+    tell(EventLog(logger(stream)))
     lines = [line.split(" ", 1) for line in stream.getvalue().splitlines()]
     assert all(stamp.startswith("timestamp=20") and stamp.endswith("Z") for stamp, _ in lines)
     assert [rest for _, rest in lines] == [
@@ -25,20 +26,9 @@ def test_events_become_lines():
     ]
 
 
-def test_requests_are_written_and_probes_are_not():
-    async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 418, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
+def test_or_objects_of_json():
     stream = io.StringIO()
-
-    async def scene() -> None:
-        transport = httpx2.ASGITransport(AccessLog(app, logger(stream)))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://host") as http:
-            for path in ("/v2/health/ready", "/metrics", "/v2/models/net/ready"):
-                await http.get(path)
-            await http.post("/v2/models/net/infer")
-
-    asyncio.run(scene())
-    (line,) = stream.getvalue().splitlines()
-    assert "event=request method=POST path=/v2/models/net/infer status=418 ms=" in line
+    tell(EventLog(logger(stream, as_json=True)))
+    first, *_, last = map(json.loads, stream.getvalue().splitlines())
+    assert (first["level"], first["event"], first["target"]) == ("warning", "fell back", "export")
+    assert (last["step"], last["seconds"]) == ("restore", 1.235)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from servax.runtime.batching import Batching
     from servax.runtime.local import LocalServable
     from servax.runtime.servable import Servable
+    from servax.workflow.load import LoadOptions
 
 
 def load(
@@ -40,8 +41,8 @@ def load(
     """A servable that is READY: every program has run, and no request compiles anything.
 
     Args:
-      subject: a `servax.Model`, `MODEL.py:NAME`, a bundle's path, a model of a store (`STORE/NAME`: its latest version),
-        or `http://host:port` (a client of the same type).
+      subject: a `servax.Model`, `MODEL.py:NAME`, a bundle's path, a model of a store (`STORE/NAME`: its latest
+        version), or `http://host:port` (a client of the same type).
       checkpoint: for a model: an Orbax directory, safetensors or GGUF file. For a bundle: weights in place of its own.
       params: for a model: a live module or tree of arrays in place of a checkpoint.
       select: subtree of the checkpoint with the parameters.
@@ -92,17 +93,16 @@ def load(
     from servax.runtime.batching import Batching
     from servax.runtime.directories import is_version, latest_bundle
     from servax.targets.bundle import is_bundle
-    from servax.workflow.load import LoadOptions, load_bundle, load_model
+    from servax.workflow.load import load_bundle, load_model
     from servax.workflow.source import CheckpointChoice, bucket_texts
 
-    options = LoadOptions(
+    options = load_options(
         name=name,
         require=require,
         platform=platform,
         executables=executables,
         model=model,
         cache_dir=cache_dir,
-        app_factory=_app,
         batching=batching or Batching(),
     )
     choice = CheckpointChoice(checkpoint, select, step, item, dtype)
@@ -125,6 +125,13 @@ def load(
         subject, choice, options, params=params, buckets=bucket_texts(buckets), bucket_file=bucket_file
     )
     return _warm(servable, warm)
+
+
+def load_options(**options: Any) -> LoadOptions:
+    """Options of loading, with an application for each servable."""
+    from servax.workflow.load import LoadOptions
+
+    return LoadOptions(app_factory=_app, **options)
 
 
 def _warm(servable: LocalServable, wanted: bool) -> LocalServable:

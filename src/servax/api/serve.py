@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,65 +11,160 @@ from servax.core.errors import UsageError
 from servax.runtime.servable import Servable
 
 if TYPE_CHECKING:
+    from servax.runtime.batching import Batching
     from servax.runtime.local import LocalServable
     from servax.server.background import BackgroundServer
+    from servax.server.models import Models
+    from servax.server.settings import Settings
+
+_OF_ONE_MODEL = {"name", "checkpoint", "select", "step", "item", "model", "dtype", "bucket", "bucket_file"}
+"""Settings that say something of one bundle or model."""
+
+_OF_STORES = {"policy", "label", "split", "poll", "swap", "control"}
+"""Settings that only a store has a use for."""
 
 
 def serve(
     servable: Servable | Iterable[Servable],
     port: int = 8000,
     host: str = "127.0.0.1",
+    *,
+    grpc_port: int | None = None,
+    **options: Any,
 ) -> BackgroundServer:
     """Serves a servable, or several, from a background thread; running the cell again replaces the server.
 
     Args:
       servable: what to serve; it stays the caller's to close.
-      port: 0 picks a free one.
+      port: of HTTP; 0 picks a free one.
       host: loopback unless told otherwise.
+      grpc_port: of gRPC; 0 picks a free one; None: no gRPC.
+      options: more of `servax serve`'s, by name: `max_body="1MiB"`, `api_key_file="keys"`, `cors_origin=["http://a"]`.
 
     Returns:
-      A server with `url` and `close()`.
+      A server with `url`, `grpc` and `close()`.
 
     Raises:
-      StartupError: another process has the port.
+      UsageError: an option cannot be used.
+      StartupError: another process has the port; keys or certificates cannot be read.
     """
     from servax.server.background import serve as serve_in_background
 
-    return serve_in_background(servable, port, host)
+    return serve_in_background(servable, port, host, grpc_port=grpc_port, **options)
 
 
-def run(
-    target: str,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    drain_timeout: float = 30.0,
-    max_body: int = 64 * 2**20,
-    load_options: Mapping[str, Any],
-) -> int:
-    """Serves a bundle, or `MODEL.py:NAME` with a checkpoint, until a signal; returns the exit code.
+def run(given: Mapping[str, Any], *, config: str | os.PathLike[str] | None = None, as_json: bool = False) -> int:
+    """Serves until a signal; returns the exit code.
 
     Args:
-      target: as `servax.load` takes it, except a URL.
-      host: address to listen on.
-      port: 0 picks a free one.
-      drain_timeout: seconds that requests in flight have after SIGTERM.
-      max_body: largest request body, in bytes.
-      load_options: those of `servax.load`.
+      given: settings of `servax serve` by name, over those of the file and of `SERVAX_*`.
+      config: the file.
+      as_json: whether standard output gets a JSON object a line.
 
     Raises:
-      UsageError: the target is a URL.
+      UsageError: a setting cannot be used, there is nothing to serve, or it is served already.
     """
-    if target.startswith(("http://", "https://")):
-        raise UsageError("a URL is served already", seen=target, expected="a bundle, or MODEL.py:NAME")
     from servax.server.process import run as run_process
+    from servax.server.settings import resolve
 
-    def loader() -> LocalServable:
-        from servax.api.load import load
-        from servax.runtime.local import LocalServable
+    settings = resolve(given, file=config).settings
+    if settings.threads is not None:
+        os.environ["NPROC"] = str(settings.threads)  # XLA reads it when the CPU client is made
+    models = _models(settings)
+    with contextlib.ExitStack() as stack:
+        if settings.record_shapes is not None:
+            from servax.workflow.recorder import ShapeRecorder
 
-        servable = load(target, warm=False, **load_options)
-        assert isinstance(servable, LocalServable), "only a URL gives another kind, and it was refused"
-        return servable
+            stack.enter_context(ShapeRecorder(settings.record_shapes))
+        return run_process(models, settings, as_json=as_json)
 
-    return run_process(loader, host=host, port=port, drain_timeout=drain_timeout, max_body=max_body)
+
+def _models(settings: Settings) -> Models:
+    from servax.runtime.directories import is_store
+    from servax.server.models import LoadedModels
+
+    targets = settings.targets
+    if not targets:
+        raise UsageError("there is nothing to serve", expected="a bundle, a store, or MODEL.py:NAME")
+    for target in targets:
+        if target.startswith(("http://", "https://")):
+            raise UsageError("a URL is served already", seen=target, expected="a bundle, or MODEL.py:NAME")
+    stores = [target for target in targets if is_store(target)]
+    if stores and len(targets) > 1:
+        raise UsageError("a store is served alone", seen=", ".join(targets), expected="one store, or bundles")
+    given = settings.model_fields_set
+    wrong = given & (_OF_ONE_MODEL if stores or len(targets) > 1 else set()) | given & (set() if stores else _OF_STORES)
+    if wrong:
+        raise UsageError(
+            f"{', '.join(each.replace('_', '-') for each in sorted(wrong))} cannot be said here",
+            seen=", ".join(targets),
+            expected="one bundle or model" if wrong & _OF_ONE_MODEL else "a store: STORE/NAME/VERSION/bundle.json",
+        )
+    return _stored(stores[0], settings) if stores else LoadedModels(lambda: [_load(each, settings) for each in targets])
+
+
+def _stored(path: str, settings: Settings) -> Models:
+    from servax.api.load import load_options
+    from servax.runtime.labels import Split, parse_labels
+    from servax.runtime.policy import Policy, Rules
+    from servax.runtime.store import StoreOptions
+    from servax.server.models import StoredModels
+    from servax.workflow.store import open_store
+
+    rules = Rules(
+        Policy.parse(settings.policy),
+        parse_labels(settings.label),
+        None if settings.split is None else Split.parse(settings.split),
+    )
+    options = StoreOptions(
+        rules,
+        control=settings.control,
+        poll=settings.poll,
+        swap=settings.swap,
+        drain_timeout=settings.drain_timeout,
+    )
+    load = load_options(
+        require=settings.require,
+        platform=settings.platform,
+        executables=not settings.no_executables,
+        cache_dir=_cache_dir(settings),
+        batching=_batching(settings),
+    )
+    return StoredModels(open_store(path, options, load))
+
+
+def _batching(settings: Settings) -> Batching:
+    from servax.runtime.batching import Batching
+
+    return Batching(settings.max_delay, settings.max_queue, settings.max_queue_bytes)
+
+
+def _cache_dir(settings: Settings) -> str | None:
+    return None if settings.cache_dir == "none" else settings.cache_dir
+
+
+def _load(target: str, settings: Settings) -> LocalServable:
+    from servax.api.load import load
+    from servax.checkpoint import parse_step
+    from servax.runtime.local import LocalServable
+
+    servable = load(
+        target,
+        name=settings.name,
+        require=settings.require,
+        platform=settings.platform,
+        model=settings.model,
+        executables=not settings.no_executables,
+        checkpoint=settings.checkpoint,
+        select=settings.select,
+        step=None if settings.step is None else parse_step(settings.step),
+        item=settings.item,
+        dtype=settings.dtype,
+        buckets=settings.bucket,
+        bucket_file=settings.bucket_file,
+        cache_dir=_cache_dir(settings),
+        batching=_batching(settings),
+        warm=False,
+    )
+    assert isinstance(servable, LocalServable), "only a URL gives another kind, and it was refused"
+    return servable

@@ -49,7 +49,7 @@ def command(
     with ServerProcess(naive_command) as server:
         naive_ready = server.seconds_to_ready
         naive = [server.infer("minilm", inputs) for _ in range(2)]
-    servax_command = ["-m", "servax", "serve", str(output), "--require", "aot", "--http", "{port}"]
+    servax_command = ["-m", "servax", "serve", str(output), "--require", "aot", "--http", "{port}", "--grpc", "-1"]
     with ServerProcess(servax_command) as server:
         ready = server.seconds_to_ready
         warm = [server.infer("minilm", inputs) for _ in range(2)]
@@ -101,4 +101,4 @@ def _serve_on(bundle: Path, port: int) -> None:
         soft_wrap=True,
         markup=False,
     )
-    raise typer.Exit(run(str(bundle), port=port, load_options={"require": "aot"}))
+    raise typer.Exit(run({"targets": (str(bundle),), "http": port, "grpc": -1, "require": "aot"}))

@@ -9,6 +9,14 @@ import typer
 from servax.core.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        help="TOML with settings of serve, by the names of its options; options go before it, SERVAX_* after.",
+        show_default=False,
+    ),
+]
 Checkpoint = Annotated[
     str | None,
     typer.Option(

@@ -21,6 +21,7 @@ from servax.core.errors import ServaxError
 from servax.core.tensors import Signature
 from servax.protocols.bodies import Limits
 from servax.protocols.dataplane import DataPlane, ModelStatus
+from servax.protocols.open_inference import messages
 from servax.protocols.open_inference.rest import (
     DEFAULT_MAX_BODY,
     ERROR_HANDLERS,
@@ -34,28 +35,33 @@ from servax.runtime.servable import Servable
 from servax.server.metrics import Metrics
 from servax.server.openapi import describe
 
+DEFAULT_LIMITS = Limits()
+
 
 class App:
     """An ASGI application over a data plane.
+
+    Args:
+      plane: the models.
+      limits: of requests.
+      metrics: what `/metrics` shows; None: there is no such page here.
+      timings: whether answers say where their time went.
 
     Attributes:
       plane: the models it serves.
     """
 
-    def __init__(self, plane: DataPlane, *, max_body: int = DEFAULT_MAX_BODY) -> None:
+    def __init__(
+        self, plane: DataPlane, *, limits: Limits = DEFAULT_LIMITS, metrics: Metrics | None, timings: bool = True
+    ) -> None:
         self.plane = plane
-        self._metrics = Metrics(plane)
-        limits = Limits(max_body=max_body)
-        self._v2 = OpenInference(plane, version=servax.__version__, limits=limits, timings=True)
+        self._metrics = metrics
+        self._v2 = OpenInference(plane, version=servax.__version__, limits=limits, timings=timings)
         self._v1 = TFServing(plane, limits=limits)
-        self._pages = Starlette(
-            routes=[
-                Route("/", self._index),
-                Route("/metrics", self._scrape),
-                Route("/openapi.json", self._openapi),
-            ],
-            exception_handlers=ERROR_HANDLERS,
-        )
+        routes = [Route("/", self._index), Route("/openapi.json", self._openapi)]
+        if metrics is not None:
+            routes.append(Route("/metrics", self._scrape))
+        self._pages = Starlette(routes=routes, exception_handlers=ERROR_HANDLERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -92,7 +98,11 @@ class App:
             }
             for status in self.plane.list()
         ]
-        links = {name: f"{_base(request)}{path}" for name, path in _LINKS.items()}
+        links = {
+            name: f"{_base(request)}{path}"
+            for name, path in _LINKS.items()
+            if name != "metrics" or self._metrics is not None
+        }
         return _json({"name": "servax", "version": servax.__version__, "models": models, **links})
 
     def _signatures(self, status: ModelStatus) -> Mapping[str, Signature]:
@@ -102,10 +112,16 @@ class App:
             return {}
 
     async def _scrape(self, request: Request) -> Response:
+        assert self._metrics is not None, "the route is not there otherwise"
         return Response(self._metrics.text(), media_type=self._metrics.content_type)
 
     async def _openapi(self, request: Request) -> Response:
         return _json(describe(self.plane, servax.__version__))
+
+
+def error_body(error: ServaxError) -> bytes:
+    """An error as the protocols tell it, for what answers in their place."""
+    return msgspec.json.encode(messages.write_error(error))
 
 
 _LINKS = {"ready": "/v2/health/ready", "metrics": "/metrics", "openapi": "/openapi.json"}
@@ -113,7 +129,8 @@ _LINKS = {"ready": "/v2/health/ready", "metrics": "/metrics", "openapi": "/opena
 
 def create_app(source: DataPlane | Servable | Iterable[Servable], *, max_body: int = DEFAULT_MAX_BODY) -> App:
     """The application for a servable, for several, or for a data plane that others fill."""
-    return App(plane_of(source), max_body=max_body)
+    plane = plane_of(source)
+    return App(plane, limits=Limits(max_body=max_body), metrics=Metrics(plane))
 
 
 def plane_of(source: DataPlane | Servable | Iterable[Servable]) -> DataPlane:

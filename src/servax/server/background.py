@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import threading
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from servax.core.errors import StartupError
+from servax.core.errors import ServaxError, StartupError
 from servax.protocols.dataplane import DataPlane
-from servax.protocols.open_inference.rest import DEFAULT_MAX_BODY
 from servax.runtime.servable import Servable
-from servax.server.app import create_app
-from servax.server.http import Server
-from servax.server.sockets import listen, url_of
-
-if TYPE_CHECKING:
-    import socket
+from servax.server.app import plane_of
+from servax.server.front import Front
+from servax.server.settings import Settings, make
 
 _lock = threading.Lock()
 _servers: dict[int, BackgroundServer] = {}
@@ -33,18 +30,24 @@ class BackgroundServer:
 
     Attributes:
       url: where it is reached, e.g. `http://127.0.0.1:8000`.
+      grpc: where its gRPC is reached, e.g. `127.0.0.1:8001`; None without.
     """
 
-    def __init__(self, app: Any, listening: socket.socket) -> None:
-        self.url = url_of(listening)
-        self._server = Server(app)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([listening],), name=f"servax-http-{self.url}", daemon=True
-        )
+    def __init__(self, plane: DataPlane, settings: Settings) -> None:
+        self._plane = plane
+        self._front = Front(plane, settings)
+        self._started = threading.Event()
+        self._failures: list[BaseException] = []
+        self.url = self._front.urls["http"]
+        self._thread = threading.Thread(target=self._run, name=f"servax-http-{self.url}", daemon=True)
         self._thread.start()
-        self._server.wait_started()
-        if self._server.failure is not None:
-            raise StartupError("the server did not start", where=self.url, seen=repr(self._server.failure))
+        self._started.wait()
+        for failure in self._failures:
+            self._thread.join()
+            if isinstance(failure, ServaxError):
+                raise failure
+            raise StartupError("the server did not start", where=self.url, seen=repr(failure))
+        self.grpc = self._front.urls.get("grpc")
 
     @property
     def alive(self) -> bool:
@@ -53,7 +56,8 @@ class BackgroundServer:
 
     def close(self) -> None:
         """Stops listening, lets requests in flight finish, and ends the thread."""
-        self._server.stop(_GRACE)
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._front.stop, _GRACE)
         self._thread.join()
         with _lock:
             for key in [key for key, server in _servers.items() if server is self]:
@@ -70,13 +74,28 @@ class BackgroundServer:
     def __repr__(self) -> str:
         return f"<BackgroundServer {self.url}{'' if self.alive else ', closed'}>"
 
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._front.loop_factory) as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # told to whoever waits for the start, on another thread
+            self._failures.append(error)
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._front.open()
+        await self._front.serve(self._started.set)
+
 
 def serve(
     source: DataPlane | Servable | Iterable[Servable],
     port: int = 8000,
     host: str = "127.0.0.1",
     *,
-    max_body: int = DEFAULT_MAX_BODY,
+    grpc_port: int | None = None,
+    **options: Any,
 ) -> BackgroundServer:
     """Serves in a thread and returns once it listens; a server of this process at the same port is replaced.
 
@@ -84,17 +103,20 @@ def serve(
       source: a servable, several, or a data plane.
       port: 0 picks a free one.
       host: loopback unless told otherwise.
-      max_body: largest request body, in bytes.
+      grpc_port: 0 picks a free one; None: no gRPC.
+      options: more settings of `servax serve`, by name: `max_body="1MiB"`, `api_key_file="keys"`.
 
     Raises:
-      StartupError: another process has the port.
+      UsageError: a setting cannot be used.
+      StartupError: another process has the port; keys or certificates cannot be read.
     """
-    app = create_app(source, max_body=max_body)
+    chosen = make(http=port, host=host, grpc=-1 if grpc_port is None else grpc_port, **options)
+    plane = plane_of(source)
     with _lock:
         former = _servers.get(port) if port else None
     if former is not None:
         former.close()
-    server = BackgroundServer(app, listen(host, port))
+    server = BackgroundServer(plane, chosen)
     if port:
         with _lock:
             _servers[port] = server

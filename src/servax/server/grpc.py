@@ -27,6 +27,9 @@ Authorize = Callable[[str, Mapping[str, str]], None]
 """Raises Unauthorized or Forbidden for a call: its full method name (`/inference.GRPCInferenceService/ModelInfer`) and
 its metadata."""
 
+Wrap = Callable[[str, Any], Any]
+"""A method's handler by its full name, and what stands in its place: it may watch each call."""
+
 _MARGIN = 64 * 1024
 """Bytes of a message beside its tensors: names, shapes, parameters."""
 
@@ -41,6 +44,7 @@ class GrpcServer:
       credentials: for TLS; None: plain text.
       authorize: called for every call before its message is read; None: all may call.
       max_body: largest request message, in bytes.
+      wrap: called once for each method; None: methods as they are.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class GrpcServer:
         credentials: grpc.ServerCredentials | None = None,
         authorize: Authorize | None = None,
         max_body: int = DEFAULT_MAX_BODY,
+        wrap: Wrap | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -64,6 +69,7 @@ class GrpcServer:
         self._methods = _Methods(
             [*(service.handler for service in services), self._health.handler(), _reflection(names, services)],
             authorize,
+            wrap,
         )
         self._server: Any = None
 
@@ -105,24 +111,35 @@ class GrpcServer:
 class _Methods(grpc.GenericRpcHandler):
     """Every method of the server; a call is let through to it, or refused."""
 
-    def __init__(self, handlers: Sequence[grpc.GenericRpcHandler], authorize: Authorize | None) -> None:
+    def __init__(
+        self, handlers: Sequence[grpc.GenericRpcHandler], authorize: Authorize | None, wrap: Wrap | None
+    ) -> None:
         self._handlers = handlers
         self._authorize = authorize
+        self._wrap = wrap
+        self._found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        for handler in self._handlers:
-            found = handler.service(handler_call_details)
-            if found is not None:
-                break
-        else:
-            found = absent(f"there is no method {handler_call_details.method[:200]}")
+        method = handler_call_details.method
+        found = self._found.get(method) or self._find(handler_call_details)
         if self._authorize is None:
             return found
         try:
-            self._authorize(handler_call_details.method, _metadata(handler_call_details))
+            self._authorize(method, _metadata(handler_call_details))
         except RequestError as error:
-            return _refused(found, error)
+            refused = _refused(found, error)
+            return refused if self._wrap is None else self._wrap(method, refused)
         return found
+
+    def _find(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        for handler in self._handlers:
+            found = handler.service(details)
+            if found is not None:
+                if self._wrap is not None:
+                    found = self._wrap(details.method, found)
+                self._found[details.method] = found
+                return found
+        return absent(f"there is no method {details.method[:200]}")
 
 
 def _metadata(details: grpc.HandlerCallDetails) -> dict[str, str]:

@@ -4,55 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import uvicorn
+
+from servax.server.connections import Config, Connection, ConnectionLimits
+from servax.server.tls import Tls
 
 
 class Server(uvicorn.Server):
     """A uvicorn server for one application.
 
     Attributes:
-      failure: why it did not start or broke off; None otherwise.
+      on_start: called once it takes requests.
     """
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                server_header=False,
-            )
+    def __init__(self, app: Any, *, tls: Tls | None, limits: ConnectionLimits) -> None:
+        config = Config(
+            app,
+            http=Connection,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, round(limits.idle)),
+            ssl_context_factory=None if tls is None else lambda config, make: tls.context,
         )
-        self.failure: BaseException | None = None
-        self._announced = threading.Event()
+        config.limits = limits
+        super().__init__(config)
+        self.on_start: Callable[[], None] | None = None
 
     def stop(self, grace: float) -> None:
         """Stops listening, gives connections `grace` seconds to send what they owe, and ends; from any thread."""
         self.config.timeout_graceful_shutdown = max(1, round(grace))
         self.should_exit = True
 
-    def wait_started(self) -> None:
-        """Waits until it takes requests, or has failed."""
-        self._announced.wait()
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            super().run(sockets)
-        except BaseException as error:  # told to whoever waits for the start, on another thread
-            self.failure = error
-        finally:
-            self._announced.set()
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._announced.set()
+        if self.on_start is not None:
+            self.on_start()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

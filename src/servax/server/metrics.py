@@ -38,6 +38,7 @@ class Metrics:
       plane: the models.
       triton: whether to show what Triton's dashboards and autoscalers read, too.
       responses: HTTP responses so far, by status.
+      grpc_responses: gRPC calls so far, by code.
 
     Attributes:
       content_type: of what `text` gives.
@@ -45,10 +46,18 @@ class Metrics:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, plane: DataPlane, *, triton: bool = False, responses: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        *,
+        triton: bool = False,
+        responses: Mapping[int, int] | None = None,
+        grpc_responses: Mapping[str, int] | None = None,
+    ) -> None:
         self._plane = plane
         self._triton = triton
         self._responses = {} if responses is None else responses
+        self._grpc_responses = {} if grpc_responses is None else grpc_responses
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -67,6 +76,10 @@ class Metrics:
         for status, count in sorted(self._responses.items()):
             responses.add_metric((str(status),), count)
         yield responses
+        calls = CounterMetricFamily("servax_grpc_responses", "gRPC calls that ended.", labels=("code",))
+        for code, count in sorted(self._grpc_responses.items()):
+            calls.add_metric((code,), count)
+        yield calls
         yield from _compiles()
 
     def _gauges(self) -> Iterator[Metric]:

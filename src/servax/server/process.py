@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from servax.core import monitoring
 from servax.core.errors import ServaxError, StartupError, UsageError
 from servax.core.events import listening
 from servax.protocols.dataplane import DataPlane
-from servax.protocols.open_inference.rest import DEFAULT_MAX_BODY
-from servax.runtime.local import LocalServable
 from servax.runtime.servable import State
-from servax.server.app import create_app
-from servax.server.http import Server
-from servax.server.logs import AccessLog, EventLog, logger
-from servax.server.sockets import listen, url_of
+from servax.server.access_log import AccessLog
+from servax.server.front import Front
+from servax.server.logs import EventLog, logger
+from servax.server.models import Models
+from servax.server.settings import Settings
 from servax.server.startup import Startup
-
-Loader = Callable[[], LocalServable | Sequence[LocalServable]]
-"""Loads what is to be served. What comes back LOADING is warmed here, where readiness sees each program."""
-
-DEFAULT_DRAIN_TIMEOUT = 30.0
-"""Seconds that requests in flight have after the first signal."""
 
 START_FAILED = StartupError.exit_code
 
@@ -37,43 +31,44 @@ _GRACE = 10.0
 """Seconds that connections have to send answers that are there."""
 
 
-def run(
-    load: Loader,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    drain_timeout: float = DEFAULT_DRAIN_TIMEOUT,
-    max_body: int = DEFAULT_MAX_BODY,
-    access_log: bool = True,
-) -> int:
+def run(models: Models, settings: Settings, *, as_json: bool = False) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code: 0, or 3 when start-up failed, which is printed.
 
-    It is 2 in place of 3 where `load` raised UsageError.
+    It is 2 in place of 3 for a UsageError. The ports are taken and `/v2/health/live` answers before anything is
+    loaded. After the first signal it is unready, new requests are refused, and those in flight have
+    `settings.drain_timeout` seconds; a second signal ends the process at once. SIGHUP reads keys and certificates
+    anew. For the main thread. When a thread is still inside XLA at the end, because loading was interrupted or a
+    request outlived the drain, this ends the process and does not return.
 
-    The port is taken and `/v2/health/live` answers before `load` runs. After the first signal it is unready, new
-    requests are refused, and those in flight have `drain_timeout` seconds; a second signal ends the process at once.
-    For the main thread. When a thread is still inside XLA at the end, because `load` was interrupted or a request
-    outlived the drain, this ends the process and does not return.
+    Args:
+      models: what is served.
+      settings: of the server.
+      as_json: whether standard output gets a JSON object a line: listening, ready, draining, failed, ended.
     """
-    log = logger()
-    try:
-        socket = listen(host, port)
-    except ServaxError as error:
-        print(error, file=sys.stderr)
-        return START_FAILED
-    process = _Process(load, drain_timeout, log)
-    app: Any = create_app(process.plane, max_body=max_body)
-    server = Server(AccessLog(app, log) if access_log else app)
-    log.info("listening", url=url_of(socket))
-    loop_factory = server.config.get_loop_factory()  # uvloop where it is installed
-    with listening(EventLog(log)), asyncio.Runner(loop_factory=loop_factory) as runner:
-        code = runner.run(process.serve(server, socket))
+    log = logger(as_json=settings.log_format == "json")
+    access_log = AccessLog(as_json=settings.log_format == "json") if settings.access_log else None
+    told = _Told(as_json)
+    with listening(EventLog(log)):
+        process = _Process(models, settings, access_log, log, told)
+        code = process.run()
+    told("ended", code=code)
     if process.loading or process.left:
         # A thread inside XLA does not survive the interpreter's end: the process ends without it.
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(code)
     return code
+
+
+class _Told:
+    """What a program that started this one reads on standard output."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        if self._wanted:
+            print(json.dumps({"event": event, **fields}), flush=True)
 
 
 class _Process:
@@ -83,13 +78,14 @@ class _Process:
       left: how many requests outlived the drain.
     """
 
-    def __init__(self, load: Loader, drain_timeout: float, log: Any) -> None:
+    def __init__(self, models: Models, settings: Settings, access_log: AccessLog | None, log: Any, told: _Told) -> None:
         self._startup = Startup()
-        self.plane = DataPlane(loading=self._startup.steps)
-        self._load = load
-        self._drain_timeout = drain_timeout
+        self.plane = DataPlane(catalog=models.catalog, repository=models.repository, loading=self._startup.steps)
+        self._models = models
+        self._settings = settings
+        self._access_log = access_log
         self._log = log
-        self._servables: list[LocalServable] = []
+        self._told = told
         self._failure: Exception | None = None
         self._stopping: asyncio.Task[None] | None = None
         self.left = 0
@@ -100,63 +96,87 @@ class _Process:
         """Whether the loader still runs."""
         return self._thread.is_alive()
 
-    async def serve(self, server: Server, socket: Any) -> int:
-        self._server = server
+    def run(self) -> int:
+        try:
+            self._front = Front(self.plane, self._settings, self._access_log)
+            with asyncio.Runner(loop_factory=self._front.loop_factory) as runner:
+                runner.run(self._serve())
+        except ServaxError as error:  # before anything was loaded: a port, a key, a certificate
+            self._failure = error
+        if self._failure is None:
+            return 0
+        return self._tell_failure(self._failure)
+
+    async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._front.open()
+        except BaseException:
+            await self._front.close()
+            raise
+        urls = dict(self._front.urls)
+        self._log.info("listening", url=urls["http"], **{name: url for name, url in urls.items() if name != "http"})
+        self._told("listening", **urls)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
+        self._loop.add_signal_handler(signal.SIGHUP, self._front.reload)
         self._thread.start()
-        await server.serve([socket])
+        await self._front.serve()
         if self._stopping is not None:
             await self._stopping
-        if self._failure is not None:
-            self._print_failure(self._failure)
-            return UsageError.exit_code if isinstance(self._failure, UsageError) else START_FAILED
-        return 0
 
     def _loading(self) -> None:
         began = time.perf_counter()
         try:
             with self._startup, monitoring.thread_role(monitoring.LOADING):
-                loaded = self._load()
-                self._servables = [loaded] if isinstance(loaded, LocalServable) else list(loaded)
-                for servable in self._servables:
-                    self.plane.add(servable)
-                for servable in self._servables:
-                    servable.warm()
+                self._models.start()
         except Exception as error:
             self._failure = error
-            self._server.stop(_GRACE)
+            self._loop.call_soon_threadsafe(self._front.stop, _GRACE)
             return
+        gc.collect()
+        gc.freeze()  # what is loaded stays: collections need not look at it again
         self.plane.loading = None
-        names = ",".join(servable.name for servable in self._servables)
-        self._log.info("ready", models=names, seconds=round(time.perf_counter() - began, 3))
+        models = [f"{status.name}:{status.version}" for status in self.plane.list() if status.state is State.READY]
+        seconds = round(time.perf_counter() - began, 3)
+        self._log.info("ready", models=",".join(models), seconds=seconds)
+        self._told("ready", models=models, seconds=seconds, **self._front.urls)
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stopping is not None:
             self._log.warning("forced", signal=name)
+            self._told("ended", code=128 + number)
+            if self._access_log is not None:
+                self._access_log.flush()
             sys.stderr.flush()
             os._exit(128 + number)
-        self._log.info("draining", signal=name, seconds=self._drain_timeout)
+        self._log.info("draining", signal=name, seconds=self._settings.drain_timeout)
+        self._told("draining", signal=name, seconds=self._settings.drain_timeout)
+        self.plane.closing = True
         self._stopping = self._loop.create_task(self._stop())
 
     async def _stop(self) -> None:
+        timeout = self._settings.drain_timeout
         if not self.loading:
-            ready = [servable for servable in self._servables if servable.state is State.READY]
-            ends = time.monotonic() + self._drain_timeout
+            ready = [servable for servable in self._models.servables if servable.state is State.READY]
+            ends = time.monotonic() + timeout
             counts = await asyncio.gather(
                 *(asyncio.to_thread(each.drain, max(0.0, ends - time.monotonic())) for each in ready)
             )
             self.left = sum(counts)
             if self.left:
-                self._log.warning("not drained", requests=self.left, seconds=self._drain_timeout)
-        self._server.stop(1.0 if self.left else _GRACE)
+                self._log.warning("not drained", requests=self.left, seconds=timeout)
+        self._front.stop(1.0 if self.left else _GRACE)
         if not self.left and not self.loading:
-            for servable in self._servables:
-                await asyncio.to_thread(servable.close)
+            await asyncio.to_thread(self._models.close)
 
-    def _print_failure(self, error: Exception) -> None:
+    def _tell_failure(self, error: Exception) -> int:
         if not isinstance(error, ServaxError):
             traceback.print_exception(error, file=sys.stderr)
         print(f"start-up failed: {error}", file=sys.stderr)
+        parts = ("where", "seen", "expected", "remedy")
+        what = error.what if isinstance(error, ServaxError) else str(error)
+        fields = {part: text for part in parts if (text := getattr(error, part, None)) is not None}
+        self._told("failed", kind=type(error).__name__, what=what, **fields)
+        return UsageError.exit_code if isinstance(error, UsageError) else START_FAILED

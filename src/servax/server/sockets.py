@@ -28,6 +28,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise StartupError("the address cannot be listened at", where=f"{host}:{port}", seen=str(error)) from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a peer that is gone is found out
         listening.bind(address)
         listening.listen(2048)
     except OSError as error:
@@ -42,9 +43,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, *, secure: bool = False) -> str:
     """The URL at which a listening socket is reached from this machine."""
+    scheme = "https" if secure else "http"
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

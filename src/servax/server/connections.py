@@ -1,0 +1,141 @@
+"""A connection over HTTP as uvicorn speaks it, with bounds: on their number, on heads, on idle and slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from servax.core.errors import InvalidInput, NotReady, ServaxError
+from servax.server.app import error_body
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What connections are held to.
+
+    Attributes:
+      number: how many there may be; None: as many as the system gives.
+      idle: seconds that one may be open between two requests.
+      head: seconds in which the head of a request must arrive, the first one's from connecting.
+      head_bytes: size of a request's head.
+      stalled: seconds in which a client must take some of an answer that waits for it.
+    """
+
+    number: int | None = None
+    idle: float = 75.0
+    head: float = 15.0
+    head_bytes: int = 64 * 1024
+    stalled: float = 30.0
+
+
+class Config(uvicorn.Config):
+    """uvicorn's, with our limits beside them."""
+
+    limits: ConnectionLimits
+
+
+class Connection(HttpToolsProtocol):
+    """One connection; made by uvicorn."""
+
+    config: Config
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._limits = self.config.limits
+        self._in_head = False
+        self._head_bytes = 0
+        self._head_timer: TimerHandle | None = None
+        self._stall_timer: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._limits.number is not None and len(self.connections) > self._limits.number:
+            error = NotReady("too many connections are open", expected=f"at most {self._limits.number}")
+            self._refuse("503 Service Unavailable", error)
+            return
+        self._head_timer = self.loop.call_later(self._limits.head, self._on_late_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(self._limits.head, self._on_late_head)
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.head_bytes and not self.transport.is_closing():
+                error = InvalidInput(
+                    "the head of the request is too large", expected=f"at most {self._limits.head_bytes} bytes"
+                )
+                self._refuse("431 Request Header Fields Too Large", error)
+        elif self._head_timer is not None:
+            self._forget_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        super().resume_writing()
+
+    def _watch_writing(self, waiting: int) -> None:
+        self._stall_timer = self.loop.call_later(self._limits.stalled, self._on_stall, waiting)
+
+    def _on_stall(self, waited: int) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting < waited:
+            self._watch_writing(waiting)
+        else:
+            self.transport.abort()
+
+    def _on_late_head(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            error = InvalidInput(
+                "the head of the request did not arrive in time", expected=f"all of it within {self._limits.head:g} s"
+            )
+            self._refuse("408 Request Timeout", error)
+        else:
+            self.transport.close()
+
+    def _forget_head(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: str, error: ServaxError) -> None:
+        """Answers before there is a request, and closes."""
+        body = error_body(error)
+        retry = "retry-after: 1\r\n" if status.startswith("503") else ""
+        self.transport.write(
+            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{retry}"
+            "connection: close\r\n\r\n".encode()
+            + body
+        )
+        self.transport.close()

@@ -1,0 +1,117 @@
+"""What stands before every gRPC call: its key, and a line of the access log when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from servax.server.access_log import Access as Line
+from servax.server.access_log import AccessLog
+from servax.server.auth import Access
+
+_GIVEN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+
+_QUIET = ("/Check", "/Watch", "/ServerLive", "/ServerReady", "/ModelReady")
+"""Ends of the methods of probes, which have no line unless they are refused."""
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class GrpcGate:
+    """Authorizes calls and writes them down.
+
+    Args:
+      access: who may call; None: everybody.
+      log: gets a line for each call; None: nothing does.
+      responses: calls by the name of their code, counted up here.
+    """
+
+    def __init__(self, *, access: Access | None, log: AccessLog | None, responses: dict[str, int]) -> None:
+        self._access = access
+        self._log = log
+        self._responses = responses
+        self._prefix = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    def authorize(self, method: str, metadata: Mapping[str, str]) -> None:
+        """Raises Unauthorized or Forbidden for a call that may not be made."""
+        if self._access is not None:
+            self._access.grpc(method, metadata)
+
+    def wrap(self, method: str, handler: Any) -> Any:
+        """A handler that does the same, and is counted and written down."""
+        if handler.unary_unary is not None:
+            return handler._replace(unary_unary=self._watched(method, handler.unary_unary))
+        for kind in ("unary_stream", "stream_unary", "stream_stream"):
+            if (inner := getattr(handler, kind)) is not None:
+                watched = self._watched if kind == "stream_unary" else self._watched_stream
+                return handler._replace(**{kind: watched(method, inner)})
+        return handler
+
+    def _watched(self, method: str, inner: Any) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            began, sent, gone = time.perf_counter(), 0, False
+            try:
+                answer = await inner(request, context)
+                sent = len(answer) if isinstance(answer, bytes) else 0
+                return answer
+            except asyncio.CancelledError:
+                gone = True
+                raise
+            finally:
+                self._ended(method, context, began, sent, gone)
+
+        return call
+
+    def _watched_stream(self, method: str, inner: Any) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            began, gone = time.perf_counter(), False
+            try:
+                answers = inner(request, context)
+                if hasattr(answers, "__aiter__"):
+                    async for answer in answers:
+                        yield answer
+                else:  # a refusal: no stream, but a call that aborts
+                    await answers
+            except (asyncio.CancelledError, GeneratorExit):
+                gone = True
+                raise
+            finally:
+                self._ended(method, context, began, 0, gone)
+
+        return call
+
+    def _ended(self, method: str, context: Any, began: float, sent: int, gone: bool) -> None:
+        code = _CODES.get(context.code() or 0, grpc.StatusCode.UNKNOWN)
+        name = "CANCELLED" if gone and code is grpc.StatusCode.OK else code.name
+        self._responses[name] = self._responses.get(name, 0) + 1
+        refused = code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+        if self._log is None or (method.endswith(_QUIET) and not refused):
+            return
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        given = metadata.get("x-request-id")
+        if given is None or not _GIVEN_ID.fullmatch(given):
+            given = f"{self._prefix}{next(self._numbers):08x}"
+        identity = None if self._access is None else self._access.known(metadata)
+        client = context.peer().partition(":")[2].rpartition(":")[0]
+        self._log.add(
+            Line(
+                given,
+                client or "-",
+                None if identity is None else identity.name,
+                "gRPC",
+                method.encode(),
+                b"",
+                name,
+                time.perf_counter() - began,
+                None,
+                sent,
+            )
+        )
