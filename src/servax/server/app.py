@@ -57,7 +57,7 @@ class App:
         self.plane = plane
         self._metrics = metrics
         self._v2 = OpenInference(plane, version=servax.__version__, limits=limits, timings=timings)
-        self._v1 = TFServing(plane, limits=limits)
+        self._v1 = TFServing(plane, limits=limits, timings=timings)
         routes = [Route("/", self._index), Route("/openapi.json", self._openapi)]
         if metrics is not None:
             routes.append(Route("/metrics", self._scrape))

@@ -1,7 +1,6 @@
 """`tensorflow-serving-api`'s stubs, unmodified, with TensorFlow's `make_tensor_proto` and `make_ndarray`."""
 
-import asyncio
-import threading
+import contextlib
 
 import grpc
 import ml_dtypes
@@ -29,39 +28,22 @@ import serving_toys
 from servax.core.tensors import dtype_of
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.tfserving.grpc import schema
-from servax.server.grpc import GrpcServer
+from servax.server.background import serve
 
 
-class Serving:
-    """A gRPC server on a thread of its own."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._server = GrpcServer(plane, host="127.0.0.1", port=0)
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self._run(self._server.start())}")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.channel.close()
-        self._run(self._server.stop(0))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+@contextlib.contextmanager
+def calling(plane):
+    """A channel to a server of ours."""
+    with serve(plane, port=0, grpc_port=0) as server, grpc.insecure_channel(server.grpc) as channel:
+        yield channel
 
 
 @pytest.fixture(scope="module")
 def channel():
     with toys.servable("123") as first, toys.servable("124", times=2, plus=1) as second:
         plane = toys.plane(first, second, labels={"stable": "123", "canary": "124"})
-        with Serving(plane) as serving:
-            yield serving.channel
+        with calling(plane) as channel:
+            yield channel
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +146,8 @@ def test_complex_outputs(prediction):
 
 def test_texts(tmp_path):
     servable = serving_toys.reading_toy(serving_toys.word_tokenizer(tmp_path, {"[UNK]": 0, "one": 1, "two": 2}))
-    with servable, Serving(DataPlane([servable])) as serving:
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(serving.channel)
+    with servable, calling(DataPlane([servable])) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         (text,) = servable.texts["total"]
         texts = request({text: tf.make_tensor_proto(["one two", "two"])}, name="toy")
         assert arrays(stub.Predict(texts, timeout=30))["sum"].tolist() == [3, 2]
@@ -219,8 +201,8 @@ def test_hostile_tensors(prediction):
 
 def test_a_call_ends_at_its_deadline():
     servable, held = serving_toys.held_toy()
-    with servable, Serving(DataPlane([servable])) as serving:
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(serving.channel)
+    with servable, calling(DataPlane([servable])) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         message = request({"x": np.float32([[1, 2]])}, "predict", name="toy")
         running = stub.Predict.future(message)
         assert held.entered.wait(60)
@@ -267,11 +249,11 @@ def test_status(models):
 def test_a_failed_version_says_why():
     failed = toys.servable("7")
     failed._lifecycle.fail("it broke")
-    with Serving(toys.plane(failed)) as serving:
+    with calling(toys.plane(failed)) as channel:
         asked = get_model_status_pb2.GetModelStatusRequest()
         asked.model_spec.name = "half_plus_three"
         (status,) = (
-            model_service_pb2_grpc.ModelServiceStub(serving.channel).GetModelStatus(asked, timeout=30)
+            model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(asked, timeout=30)
         ).model_version_status
     assert status.state == get_model_status_pb2.ModelVersionStatus.END
     assert (status.status.error_code, status.status.error_message) == (grpc.StatusCode.INTERNAL.value[0], "it broke")

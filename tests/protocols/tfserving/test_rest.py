@@ -28,9 +28,9 @@ def http(plane):
     return client(plane)
 
 
-def client(plane: DataPlane, **limits):
+def client(plane: DataPlane, *, timings=True, **limits):
     """Calls the protocol as the server's application does."""
-    serving = TFServing(plane, limits=Limits(**limits))
+    serving = TFServing(plane, limits=Limits(**limits), timings=timings)
 
     async def app(scope, receive, send):
         await serving.handle(scope["path"].removeprefix("/v1"), scope, receive, send)
@@ -276,8 +276,9 @@ def test_a_deadline_that_has_passed(http):
     refused(predict(http, {"instances": [1]}, headers={"request-timeout-ms": "1e-6"}), 504)
 
 
-def test_the_times_of_a_request_are_told(http):
+def test_the_times_of_a_request_are_told_if_wanted(http, plane):
     assert "execute;dur=" in predict(http, {"instances": [1]}).headers["server-timing"]
+    assert "server-timing" not in predict(client(plane, timings=False), {"instances": [1]}).headers
 
 
 def test_no_numbers_are_lost_between_client_and_model(http):

@@ -37,10 +37,12 @@ class TFServing:
     Args:
       plane: where the models are.
       limits: of what a request may send.
+      timings: whether an answer says what each step took (`Server-Timing`).
     """
 
-    def __init__(self, plane: DataPlane, *, limits: Limits) -> None:
+    def __init__(self, plane: DataPlane, *, limits: Limits, timings: bool) -> None:
         self._plane = plane
+        self._timings = timings
         self._endpoint = Endpoint(plane, limits, messages.write_error)
 
     async def handle(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,9 +93,11 @@ class TFServing:
         tensors = _tensors(fields, function, by_row=by_row)
         request = InferRequest(function.function, tensors, None, deadline, priority, owned=True)
         result = await self._plane.infer(target.model, target.version, request, target.label)
-        write = write_predictions if by_row else write_outputs
-        timing = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items())
-        return Answer(write(result.tensors), headers=[(b"server-timing", timing.encode())])
+        answer = Answer((write_predictions if by_row else write_outputs)(result.tensors))
+        if self._timings:
+            steps = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items())
+            answer.headers = [(b"server-timing", steps.encode())]
+        return answer
 
     def _no_examples(self, target: Target, verb: str) -> InvalidInput:
         servable = servable_of(self._plane, target)
