@@ -85,7 +85,11 @@ class BackgroundServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._front.open()
+        try:
+            await self._front.open()
+        except ServaxError:
+            await self._front.close()
+            raise
         await self._front.serve(self._started.set)
 
 

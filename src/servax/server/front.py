@@ -127,6 +127,8 @@ class Front:
         self._ending += [asyncio.create_task(server.stop(0)) for server in self._grpc]
         self._grpc = []
         await asyncio.gather(*self._ending)
+        for listening in self._sockets:
+            listening.close()
         if self._log is not None:
             self._log.flush()
 

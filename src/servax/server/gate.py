@@ -29,6 +29,9 @@ _GIVEN_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 _QUIET = ("/health/live", "/health/ready", "/metrics", "/ready")
 """Ends of the paths of probes and scrapes, which have no line unless they are refused."""
 
+_GONE = 499
+"""Counts requests whose client did not wait for the answer, by the number that proxies have for it."""
+
 _PREFLIGHT = (
     (b"access-control-allow-methods", b"GET, POST"),
     (
@@ -100,7 +103,7 @@ class Gate:
             await self._app(scope, receive, sent.send)
         finally:
             status = sent.status
-            self._responses[status] = self._responses.get(status, 0) + 1
+            self._responses[status or _GONE] = self._responses.get(status or _GONE, 0) + 1
             if self._log is not None and (status in (401, 403) or not path.endswith(_QUIET)):
                 client = scope.get("client")
                 self._log.add(

@@ -89,7 +89,8 @@ class GrpcGate:
         return call
 
     def _ended(self, method: str, context: Any, began: float, sent: int, gone: bool) -> None:
-        code = _CODES.get(context.code() or 0, grpc.StatusCode.UNKNOWN)
+        told = context.code()  # a number until something has set it
+        code = told if isinstance(told, grpc.StatusCode) else _CODES.get(told or 0, grpc.StatusCode.UNKNOWN)
         name = "CANCELLED" if gone and code is grpc.StatusCode.OK else code.name
         self._responses[name] = self._responses.get(name, 0) + 1
         refused = code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
