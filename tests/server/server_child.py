@@ -23,6 +23,10 @@ drain_timeout = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0
 KEY = ("predict", Bucket.of(batch=1, length=8))
 
 
+class Death(BaseException):
+    """What no code of ours expects on the device's thread."""
+
+
 def wait_for_line() -> None:
     print("held", flush=True)
     sys.stdin.readline()
@@ -45,6 +49,8 @@ def load():
         wait_for_line()
     if mode == "plain":
         return toys.toy()
+    if mode == "twins":
+        return [toys.toy(), toys.toy()]
     if mode == "loop":
         return toys.toy(running_loop())
     held = toys.Held(toys.table()[KEY])
@@ -56,6 +62,8 @@ def load():
             Program.calls += 1
             if (mode == "warming" and Program.calls == 1) or (mode == "running" and Program.calls == 2):
                 wait_for_line()
+            if mode == "dying" and Program.calls == 2:
+                raise Death("out of luck")
             return held.loaded.program(params, state, inputs)
 
     return [toys.toy(table=toys.with_program(KEY, Program()))]
