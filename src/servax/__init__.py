@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from servax.model.processors import Text as Text
     from servax.targets.bundle import Bundle as Bundle
     from servax.workflow.build import build as build
+    from servax.workflow.refresh import refresh as refresh
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __getattr__, __dir__ = exports(
         "Text": "model.processors",
         "build": "workflow.build",
         "load": "api.load",
+        "refresh": "workflow.refresh",
         "serve": "api.serve",
     },
 )

@@ -66,7 +66,7 @@ def command(
     ] = "latest:1",
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", help="Label of a version: stable=3. Repeatable.", show_default=False),
+        typer.Option("--label", help="Label of a version: stable=3, canary=latest. Repeatable.", show_default=False),
     ] = None,
     split: Annotated[
         str | None, typer.Option("--split", help="Shares of requests that name no version: stable=0.9,canary=0.1.")

@@ -237,7 +237,7 @@ def _split(url: str) -> tuple[str, str | None]:
 def _only_model(connection: Connection) -> str:
     path = "/repository/index"
     listed = answers.read(list[answers.Listed], connection.post(path, b"", {}).content, f"{connection.base}/v2{path}")
-    names = [each.name for each in listed]
+    names = list(dict.fromkeys(each.name for each in listed))  # a model of a store is listed with each version
     if len(names) != 1:
         raise UsageError(
             "the URL does not say which model",

@@ -76,7 +76,7 @@ class StoreOptions:
       start: the models to begin with; None: all with `none`, no model with `explicit`.
       poll: seconds between two looks at the directories; None: they are looked at once, and when something is loaded.
       swap: `keep-both`: the new version is loaded beside the old one. `unload-first`: the old one is unloaded before,
-        where both do not fit; the model does not answer meanwhile.
+        for devices that have no room for both; the model does not answer meanwhile.
       drain_timeout: seconds that requests have in a version that is taken away.
     """
 
@@ -388,40 +388,28 @@ class Store:
         table: ProgramTable | None,
         surplus: Sequence[int],
     ) -> None:
-        """Sees to it that a version fits, by unloading what it replaces if it must and may.
+        """Sees to it that a version fits; unloads what it replaces where that is to go first.
 
         Raises:
           MemoryShortage: it does not; says by how much.
         """
-        what = f"version {version} of {model.name} does not fit beside what is loaded"
         parameters, programs = candidate.parameter_bytes, 0 if table is not None else candidate.program_bytes
         freed = sum(model.loaded[each].bytes for each in surplus)
-        may = self.options.swap == "unload-first" and bool(surplus)
-        try:
-            require_room(
-                candidate.device,
-                parameters,
-                programs,
-                what=what,
-                remedy=f"start with --swap=unload-first, which unloads version {', '.join(map(str, surplus))} first "
-                f"and frees {freed} bytes"
-                if surplus
-                else "unload another model, or use a larger device",
-            )
-        except MemoryShortage:
-            if not may:
-                raise
-            require_room(
-                candidate.device,
-                parameters,
-                programs,
-                freed=freed,
-                what=f"version {version} of {model.name} does not fit even in place of what it replaces",
-                remedy="unload another model, or use a larger device",
-            )
-            gone = ", ".join(map(str, surplus))
+        gone = ", ".join(map(str, surplus))
+        first = self.options.swap == "unload-first" and bool(surplus)
+        offer = f"start with --swap=unload-first, which unloads version {gone} first and frees {freed} bytes"
+        require_room(
+            candidate.device,
+            parameters,
+            programs,
+            freed=freed if first else 0,
+            what=f"version {version} of {model.name} does not fit "
+            + ("even in place of what it replaces" if first else "beside what is loaded"),
+            remedy=offer if surplus and not first else "unload another model, or use a larger device",
+        )
+        if first:
             model.making_room = f"version {gone} was unloaded to make room for version {version} (--swap unload-first)"
-            emit(Notice(model.making_room, "warning", {"model": model.name}))
+            emit(Notice(model.making_room, fields={"model": model.name}))
             self._retire(model, surplus)
 
     def _fail(self, model: _Model, version: int, failure: _Failure) -> None:

@@ -198,6 +198,25 @@ class ExpiryRecord(_Record):
     bound_to: str | None = None
 
 
+class RefreshRecord(_Record):
+    """Of a bundle whose parameters are newer than its programs: what `servax refresh` made it from, and how it differs.
+
+    Verdicts are those of the programs, proved with the parameters of an earlier version.
+    """
+
+    version: str
+    """Name of the directory it was made from, with the same programs and other parameters."""
+    built: str
+    """When the programs were built; UTC, ISO 8601."""
+    finite: bool
+    """Whether the parameters hold neither NaN nor infinity."""
+    drift: dict[str, float | None] = {}
+    """By function, the largest difference of its answers to the golden samples of that version, over their largest
+    absolute value; null: only one of the two is finite. Functions that could not run on the machine are not listed."""
+    left_out: dict[str, str] = {}
+    """Parts that the new parameters do not have -> why."""
+
+
 class FileRecord(_Record):
     """Digest and size in bytes of one file of the bundle."""
 
@@ -229,6 +248,7 @@ class Manifest(_Record):
     """`FUNCTION@BUCKET` -> file with its samples."""
     verdicts: tuple[VerdictRecord, ...] = ()
     expiry: tuple[ExpiryRecord, ...] = ()
+    refresh: RefreshRecord | None = None
     files: dict[str, FileRecord] = Field(default_factory=dict[str, FileRecord])
 
     def program(self, function: str, bucket: str) -> ProgramRecord | None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from servax.workflow.extend import extend as extend
     from servax.workflow.load import load_bundle as load_bundle
     from servax.workflow.load import load_model as load_model
+    from servax.workflow.refresh import refresh as refresh
+    from servax.workflow.store import open_store as open_store
     from servax.workflow.verify import verify as verify
 
 __getattr__, __dir__ = exports(
@@ -24,6 +26,8 @@ __getattr__, __dir__ = exports(
         "extend": "extend",
         "load_bundle": "load",
         "load_model": "load",
+        "open_store": "store",
+        "refresh": "refresh",
         "verify": "verify",
     },
 )

@@ -10,7 +10,7 @@ from servax.core.errors import NotFound
 from servax.core.table import Table, bytes_text, seconds_text
 from servax.core.tensors import TensorSpec, dtype_of
 from servax.targets.bundle import Bundle
-from servax.targets.manifest import SavedModelRecord
+from servax.targets.manifest import RefreshRecord, SavedModelRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ def report(path: str) -> list[Table]:
     ]
     if manifest.saved_model is not None:
         tables.append(_saved_model(manifest.saved_model))
+    if manifest.refresh is not None:
+        tables.append(_refresh(manifest.refresh))
     if executables:
         tables.append(
             Table.of("executables", ("fingerprint", ">programs", "fields (and JAX's settings: --json)"), executables)
@@ -153,6 +155,18 @@ def _saved_model(record: SavedModelRecord) -> Table:
     rows = [(name, f"signature of {origin}") for name, origin in record.signatures.items()]
     rows += [(name, f"left out: {reason}") for name, reason in record.left_out.items()]
     return Table.of(f"saved_model for TensorFlow {record.tensorflow}", ("name", ""), rows)
+
+
+def _refresh(record: RefreshRecord) -> Table:
+    rows = [
+        ("programs of", f"version {record.version}, built {record.built}: proved with earlier parameters"),
+        ("parameters", "all finite" if record.finite else "not all finite"),
+    ]
+    rows += [
+        (f"drift of {name}", "not finite" if drift is None else f"{drift:.3g}") for name, drift in record.drift.items()
+    ]
+    rows += [(part, f"left out: {reason}") for part, reason in record.left_out.items()]
+    return Table.of("refreshed", ("", ""), rows)
 
 
 def _role(lengths: dict[str, str], name: str) -> str:

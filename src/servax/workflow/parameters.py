@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from servax.checkpoint.restoring import restore
+from servax.checkpoint.restoring import Restored, restore
 from servax.core import trees
 from servax.core.device import Device
 from servax.core.errors import CheckpointError
@@ -30,7 +30,7 @@ def bundle_params(bundle: Bundle, device: Device) -> dict[KeyPath, Any]:
     return trees.flatten(restored.params)
 
 
-def restore_as(
+def restored_as(
     checkpoint: str | os.PathLike[str],
     *,
     like: Tree,
@@ -38,8 +38,8 @@ def restore_as(
     device: Device,
     lifted: Mapping[KeyPath, Any],
     **choice: Any,
-) -> dict[KeyPath, Any]:
-    """Parameters of another checkpoint, of the structure and dtypes that compiled programs take.
+) -> Restored:
+    """Parameters of another checkpoint, of the structure and dtypes that compiled programs take, and their provenance.
 
     Args:
       checkpoint: where the parameters are.
@@ -53,9 +53,8 @@ def restore_as(
       CheckpointError: the checkpoint cannot be read, or does not match.
     """
 
-    def read(**more: Any) -> dict[KeyPath, Any]:
-        restored = restore(checkpoint, like=like, placement=device, defaults=lifted, **{**choice, **more})
-        return trees.flatten(restored.params)
+    def read(**more: Any) -> Restored:
+        return restore(checkpoint, like=like, placement=device, defaults=lifted, **{**choice, **more})
 
     try:
         return read()
@@ -68,6 +67,20 @@ def restore_as(
             raise error from None
 
 
+def restore_as(
+    checkpoint: str | os.PathLike[str],
+    *,
+    like: Tree,
+    selected: str | None,
+    device: Device,
+    lifted: Mapping[KeyPath, Any],
+    **choice: Any,
+) -> dict[KeyPath, Any]:
+    """The same parameters by key path; arguments and errors as of `restored_as`."""
+    restored = restored_as(checkpoint, like=like, selected=selected, device=device, lifted=lifted, **choice)
+    return trees.flatten(restored.params)
+
+
 def restore_bundle(bundle: Bundle, device: Device, choice: CheckpointChoice | None) -> dict[KeyPath, Any]:
     """The parameters to serve a bundle with, on `device`: its own, or those of `choice`.
 
@@ -78,7 +91,7 @@ def restore_bundle(bundle: Bundle, device: Device, choice: CheckpointChoice | No
     with thread_role(LOADING), named_step("restore"):
         if choice is None or choice.path is None:
             return bundle_params(bundle, device)
-        lifted = lifted_values(bundle, bundle_params(bundle, device)) if _lifted_paths(bundle) else {}
+        lifted = lifted_values(bundle, bundle_params(bundle, device)) if lifted_paths(bundle) else {}
         options = {"select": choice.select, "step": choice.step, "item": choice.item}
         return restore_as(
             choice.path,
@@ -90,10 +103,11 @@ def restore_bundle(bundle: Bundle, device: Device, choice: CheckpointChoice | No
         )
 
 
-def _lifted_paths(bundle: Bundle) -> list[KeyPath]:
+def lifted_paths(bundle: Bundle) -> list[KeyPath]:
+    """Paths of the leaves that the model's definition gave."""
     return [trees.path_of(record.path) for record in bundle.manifest.parameters if record.origin == "model"]
 
 
 def lifted_values(bundle: Bundle, params: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:
     """Values, on the host, of the leaves that the model's definition gave."""
-    return {path: np.array(params[path]) for path in _lifted_paths(bundle)}
+    return {path: np.array(params[path]) for path in lifted_paths(bundle)}
