@@ -36,6 +36,8 @@ DATATYPES = {
 """dtype -> datatype, for the dtypes that the protocol has a name for."""
 
 DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+_BY_DTYPE = {dtype_of(dtype): datatype for dtype, datatype in DATATYPES.items()}
+"""The same by NumPy's dtype, whose name takes microseconds."""
 
 _NOT_IN_JSON = {"FP16", "BF16"}
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -92,6 +94,9 @@ def datatype_of(dtype: str) -> str:
 
 def datatype_of_array(array: np.ndarray[Any, Any]) -> str:
     """The datatype of an array; BYTES for text."""
+    datatype = _BY_DTYPE.get(array.dtype)
+    if datatype is not None:
+        return datatype
     return "BYTES" if array.dtype.kind in "OUS" else datatype_of(array.dtype.name)
 
 

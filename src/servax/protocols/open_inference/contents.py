@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,18 +38,15 @@ _RAW = 0x32
 """The tags of `id` and `raw_output_contents` in ModelInferResponse."""
 
 
-def read_tensors(request: Any, known: Container[str]) -> dict[str, np.ndarray[Any, Any]]:
+def read_tensors(request: Any) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a ModelInferRequest by name; views of its bytes where they are raw.
-
-    Args:
-      request: the message.
-      known: names that the function has; others are cut to a length that errors can repeat.
 
     Raises:
       InvalidInput: names the tensor that cannot be read, what was seen and what was expected.
     """
     inputs, raw = request.inputs, request.raw_input_contents
     if raw and len(raw) != len(inputs):
+        require_plain(inputs)
         raise InvalidInput(
             "raw contents and inputs do not match",
             where="raw_input_contents",
@@ -59,17 +56,16 @@ def read_tensors(request: Any, known: Container[str]) -> dict[str, np.ndarray[An
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     for index, tensor in enumerate(inputs):
         name = tensor.name
-        if name not in known:
-            name = short(name)
         if name in tensors:
+            name = short(name)
             raise InvalidInput(
                 f"tensor {name!r} was sent twice", where=name, seen="two tensors of this name", expected="one"
             )
-        if "shared_memory_region" in tensor.parameters:
-            raise _shared_memory(name)
         if not raw:
+            require_plain((tensor,))
             tensors[name] = _typed(name, tensor.datatype, tensor.shape, tensor.contents)
         elif tensor.HasField("contents"):
+            name = short(name)
             raise InvalidInput(
                 f"tensor {name!r} has typed contents beside raw ones",
                 where=name,
@@ -81,15 +77,22 @@ def read_tensors(request: Any, known: Container[str]) -> dict[str, np.ndarray[An
     return tensors
 
 
-def require_plain(request: Any) -> None:
-    """Raises InvalidInput where an output is asked for in a form that servax does not give."""
-    for output in request.outputs:
-        if "shared_memory_region" in output.parameters:
-            raise _shared_memory(short(output.name))
-        if "classification" in output.parameters and output.parameters["classification"].int64_param:
+def require_plain(tensors: Iterable[Any]) -> None:
+    """Raises InvalidInput where a tensor is sent, or asked for, in a form that servax does not have."""
+    for tensor in tensors:
+        name = short(tensor.name)
+        if "shared_memory_region" in tensor.parameters:
             raise InvalidInput(
-                f"tensor {short(output.name)!r} is asked for as a classification",
-                where=short(output.name),
+                f"tensor {name!r} is in shared memory",
+                where=name,
+                seen="parameter `shared_memory_region`",
+                expected="the tensor in the message",
+                remedy="send and take it in the message; servax has no shared memory extension",
+            )
+        if "classification" in tensor.parameters and tensor.parameters["classification"].int64_param:
+            raise InvalidInput(
+                f"tensor {name!r} is asked for as a classification",
+                where=name,
                 seen="parameter `classification`",
                 expected="the tensor itself",
                 remedy="take the top of it in the client, or add a function that does (`jax.lax.top_k`)",
@@ -154,6 +157,7 @@ def field(tag: int, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview
 
 
 def _typed(name: str, datatype: str, shape: Sequence[int], contents: Any) -> np.ndarray[Any, Any]:
+    name = short(name)
     require_known(name, datatype)
     check_shape(name, shape)
     field = FIELDS.get(datatype)
@@ -207,13 +211,3 @@ def _array(name: str, datatype: str, values: list[Any]) -> np.ndarray[Any, Any]:
             seen=str(next(value for value in values if not limits.min <= value <= limits.max)),
             expected=datatype,
         ) from None
-
-
-def _shared_memory(name: str) -> InvalidInput:
-    return InvalidInput(
-        f"tensor {name!r} is in shared memory",
-        where=name,
-        seen="parameter `shared_memory_region`",
-        expected="the tensor in the message",
-        remedy="send and take it in the message; servax has no shared memory extension",
-    )

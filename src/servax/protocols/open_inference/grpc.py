@@ -101,7 +101,7 @@ class InferenceService:
         choices = read_choices(request.parameters, deadline)
         function, signature = plane.signature(model, version, choices.function)
         names = _chosen(request, signature)
-        tensors = read_tensors(request, {spec.name for spec in signature.inputs})
+        tensors = read_tensors(request)
         result = await plane.infer(
             model,
             version,
@@ -109,7 +109,7 @@ class InferenceService:
         )
         return write_response(
             self._response,
-            (model, version or plane.get(model).version),
+            (model, result.version),
             (("function", function), ("bucket", result.bucket), *extra),
             request.id,
             {name: result.tensors[name] for name in names},
@@ -192,7 +192,7 @@ def _chosen(request: Any, signature: Signature) -> Sequence[str]:
     known = [spec.name for spec in signature.outputs]
     if not request.outputs:
         return known
-    require_plain(request)
+    require_plain(request.outputs)
     names = [output.name for output in request.outputs]
     if unknown := [name for name in names if name not in known]:
         raise InvalidInput(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from servax.core.errors import InvalidInput
 from servax.protocols.wording import short
@@ -14,8 +13,7 @@ _NAMES = ("function", "priority", "timeout")
 _LONGEST = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(NamedTuple):
     """What a request says beside its tensors.
 
     Attributes:
@@ -32,7 +30,7 @@ class Choices:
 def read_choices(parameters: Any, deadline: float | None) -> Choices:
     """As `choices_of`, of a map of gRPC's InferParameter."""
     if not parameters:
-        return Choices(deadline=deadline)
+        return Choices(None, 0, deadline)
     return choices_of({name: value_of(parameters[name]) for name in _NAMES if name in parameters}, deadline)
 
 

@@ -17,8 +17,11 @@ from servax.protocols.open_inference.codec import DTYPES, check_shape, no_shape,
 from servax.protocols.wording import short
 
 _LAYOUTS = {datatype: dtype_of(dtype).newbyteorder("<") for datatype, dtype in DTYPES.items() if datatype != "BYTES"}
+_DTYPES = frozenset(_LAYOUTS.values())
 _LENGTH = 4
 """Bytes of a string's length."""
+_SMALL = 1 << 14
+"""Bytes up to which a copy costs less than a view."""
 
 
 def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> np.ndarray[Any, Any]:
@@ -59,24 +62,21 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | mem
 
 
 def encode_raw(name: str, array: np.ndarray[Any, Any]) -> memoryview | bytes:
-    """The bytes of an array, without a copy where it is contiguous.
+    """The bytes of an array, without a copy where it is large and contiguous.
 
     Raises:
       InvalidInput: the dtype has no name in the protocol.
     """
-    kind = array.dtype.kind
-    if kind in "OUS":
+    if array.dtype.kind in "OUS":
         return b"".join(map(_text, array.ravel().tolist()))
-    if array.dtype.name not in _NATIVE:
-        require_known(name, array.dtype.name)
-    if array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    if not array.size:
-        return b""
-    return memoryview(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
-
-
-_NATIVE = {DTYPES[datatype] for datatype in _LAYOUTS}
+    if array.dtype not in _DTYPES:
+        native = array.dtype.newbyteorder("<")
+        if native not in _DTYPES:
+            require_known(name, array.dtype.name)
+        array = array.astype(native)
+    if array.nbytes <= _SMALL:
+        return array.tobytes()
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def _decode_text(label: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> np.ndarray[Any, Any]:
