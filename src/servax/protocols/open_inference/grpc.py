@@ -16,12 +16,13 @@ from servax.protocols.grpc.calls import absent, answering, time_limit
 from servax.protocols.grpc.messages import Messages
 from servax.protocols.grpc.service import Service
 from servax.protocols.open_inference import messages
-from servax.protocols.open_inference.codec import short
+from servax.protocols.open_inference.codec import datatype_of, require_known
 from servax.protocols.open_inference.config import model_config
 from servax.protocols.open_inference.contents import read_tensors, require_plain, write_response
 from servax.protocols.open_inference.parameters import read_choices, value_of
+from servax.protocols.open_inference.stats import model_statistics
 from servax.protocols.open_inference.stream import Stream
-from servax.protocols.statistics import Duration, ModelStatistics
+from servax.protocols.wording import short
 from servax.runtime.request import InferRequest
 from servax.runtime.servable import State
 
@@ -37,7 +38,6 @@ _ABSENT = {
 }
 """Methods of Triton that there are not here, and what to do instead."""
 
-_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _FINAL = (("triton_final_response", True),)
 
 Method = Callable[[Any, Any], Awaitable[Any]]
@@ -158,14 +158,7 @@ class InferenceService:
         )
 
     async def _model_statistics(self, answer: Any, request: Any) -> Any:
-        statuses = self._plane.versions(request.name) if request.name else self._plane.list()
-        if request.version:
-            self._plane.get(request.name, request.version)
-        message = answer()
-        for status in statuses:
-            if request.version in ("", status.version):
-                _write_statistics(message.model_stats.add(), self._plane.statistics.of(status.name, status.version))
-        return message
+        return answer(**model_statistics(self._plane, request.name or None, request.version or None))
 
     async def _index(self, answer: Any, request: Any) -> Any:
         return answer(models=messages.repository_index(self._plane, ready=request.ready))
@@ -189,33 +182,15 @@ class InferenceService:
 
 def _chosen(request: Any, signature: Signature) -> Sequence[str]:
     """Names of the outputs to send, checked before anything runs."""
-    known = [spec.name for spec in signature.outputs]
-    if not request.outputs:
-        return known
-    require_plain(request.outputs)
-    names = [output.name for output in request.outputs]
+    known = {spec.name: spec.dtype for spec in signature.outputs}
+    names = list(known)
+    if request.outputs:
+        require_plain(request.outputs)
+        names = [output.name for output in request.outputs]
     if unknown := [name for name in names if name not in known]:
         raise InvalidInput(
-            "there are no such outputs",
-            where="outputs",
-            seen=", ".join(map(short, unknown)),
-            expected=", ".join(known),
+            "there are no such outputs", where="outputs", seen=", ".join(map(short, unknown)), expected=", ".join(known)
         )
+    for name in names:
+        require_known(name, datatype_of(known[name]))
     return names
-
-
-def _write_statistics(message: Any, statistics: ModelStatistics) -> None:
-    message.name, message.version = statistics.name, statistics.version
-    message.last_inference = statistics.last_inference
-    message.inference_count = statistics.inference_count
-    message.execution_count = statistics.execution_count
-    for name in _DURATIONS:
-        _write_duration(getattr(message.inference_stats, name), getattr(statistics, name))
-    for batch in statistics.batch_stats:
-        row = message.batch_stats.add(batch_size=batch.batch_size)
-        for name in ("compute_input", "compute_infer", "compute_output"):
-            _write_duration(getattr(row, name), getattr(batch, name))
-
-
-def _write_duration(message: Any, duration: Duration) -> None:
-    message.count, message.ns = duration.count, duration.ns
