@@ -63,12 +63,13 @@ class Health:
 
     async def _watch(self, request: Any, context: Any) -> None:
         told = None
-        while not (self._closing and told is not None):
-            status = self._status(request.service)
+        while True:
+            closing, status = self._closing, self._status(request.service)
             if status != told:
                 await context.write(_Response(status=status))
                 told = status
-                continue
+            if closing:
+                return
             await asyncio.sleep(_GLANCE)
 
     def _status(self, name: str) -> int:

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from servax.core.errors import InvalidInput
 from servax.protocols.grpc.status import abort
 
 Method = Callable[[Any, Any], Awaitable[Any]]
@@ -30,19 +32,31 @@ def answering(method: Method, request: Any, answer: Any = None) -> grpc.RpcMetho
       answer: class of the answer; None where `method` returns bytes.
     """
 
-    async def call(message: Any, context: Any) -> Any:
+    async def call(data: bytes, context: Any) -> Any:
         try:
-            return await method(message, context)
+            return await method(parsed(request, data), context)
         except asyncio.CancelledError:
             raise  # the client is gone, or the server stops
         except Exception as error:
             await abort(context, error)
 
     return grpc.unary_unary_rpc_method_handler(
-        call,
-        request_deserializer=request.FromString,
-        response_serializer=None if answer is None else answer.SerializeToString,
+        call, response_serializer=None if answer is None else answer.SerializeToString
     )
+
+
+def parsed(message: Any, data: bytes) -> Any:
+    """The message of this class that the bytes hold.
+
+    Raises:
+      InvalidInput: they hold none. As a deserializer, gRPC would make an unknown error of it.
+    """
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        raise InvalidInput(
+            "the message cannot be read", seen=f"{len(data)} bytes", expected=message.DESCRIPTOR.full_name
+        ) from None
 
 
 def absent(reason: str) -> grpc.RpcMethodHandler[Any, Any]:

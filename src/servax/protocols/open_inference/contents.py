@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from servax.core.errors import InvalidInput
-from servax.core.tensors import dtype_of
+from servax.core.tensors import Signature, dtype_of
 from servax.protocols.open_inference.codec import (
     DTYPES,
     check_shape,
     datatype_of_array,
     no_shape,
     require_known,
-    short,
 )
 from servax.protocols.open_inference.raw import decode_raw, encode_raw
+from servax.protocols.wording import short
 
 FIELDS = {
     "BOOL": "bool_contents",
@@ -33,13 +33,20 @@ FIELDS = {
 }
 """The field of typed `contents` by datatype; those without one travel in raw contents only."""
 
+_LONG = 100
+"""Characters of a name that an error repeats whole."""
+
 _ID = 0x1A
 _RAW = 0x32
 """The tags of `id` and `raw_output_contents` in ModelInferResponse."""
 
 
-def read_tensors(request: Any) -> dict[str, np.ndarray[Any, Any]]:
+def read_tensors(request: Any, signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a ModelInferRequest by name; views of its bytes where they are raw.
+
+    Args:
+      request: the message.
+      signature: of its function; long names that it does not have are cut, as errors repeat them.
 
     Raises:
       InvalidInput: names the tensor that cannot be read, what was seen and what was expected.
@@ -56,6 +63,8 @@ def read_tensors(request: Any) -> dict[str, np.ndarray[Any, Any]]:
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     for index, tensor in enumerate(inputs):
         name = tensor.name
+        if len(name) > _LONG and all(spec.name != name for spec in signature.inputs):
+            name = short(name)
         if name in tensors:
             name = short(name)
             raise InvalidInput(

@@ -66,10 +66,9 @@ class InferenceService:
 
     def service(self) -> Service:
         """As a gRPC server takes it."""
-        infer, stream = self._methods["ModelInfer"], self._methods["ModelStreamInfer"]
         handlers = {
-            "ModelInfer": answering(self._infer_once, infer[0]),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._infer_stream, stream[0].FromString),
+            "ModelInfer": answering(self._infer_once, self._methods["ModelInfer"][0]),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._infer_stream),
             "ServerLive": self._method("ServerLive", self._server_live),
             "ServerReady": self._method("ServerReady", self._server_ready),
             "ModelReady": self._method("ModelReady", self._model_ready),
@@ -101,7 +100,7 @@ class InferenceService:
         choices = read_choices(request.parameters, deadline)
         function, signature = plane.signature(model, version, choices.function)
         names = _chosen(request, signature)
-        tensors = read_tensors(request)
+        tensors = read_tensors(request, signature)
         result = await plane.infer(
             model,
             version,
@@ -120,7 +119,7 @@ class InferenceService:
 
     async def _infer_stream(self, requests: Any, context: Any) -> None:
         infer = functools.partial(self.infer, extra=_FINAL)
-        stream = Stream(infer, self._methods["ModelStreamInfer"][1], requests, context)
+        stream = Stream(infer, self._methods["ModelStreamInfer"], requests, context)
         self._streams.add(stream)
         try:
             await stream.run()

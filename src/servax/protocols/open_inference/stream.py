@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, cast
 
 from servax.core.errors import NotReady, ServaxError
-from servax.protocols.grpc.calls import time_limit
+from servax.protocols.grpc.calls import parsed, time_limit
 from servax.protocols.grpc.status import abort, message_of, told
 from servax.protocols.open_inference.contents import field
 
@@ -29,14 +29,14 @@ class Stream:
 
     Args:
       infer: answers one request.
-      response: class of ModelStreamInferResponse.
-      requests: as they come.
+      messages: classes of ModelInferRequest and ModelStreamInferResponse.
+      requests: as they come, unread.
       context: of the call.
     """
 
-    def __init__(self, infer: Infer, response: Any, requests: AsyncIterable[Any], context: Any) -> None:
+    def __init__(self, infer: Infer, messages: tuple[Any, Any], requests: AsyncIterable[bytes], context: Any) -> None:
         self._infer = infer
-        self._response = response
+        self._request, self._response = messages
         self._requests = requests
         self._context = context
         self._strict = _STRICT in (context.invocation_metadata() or ())
@@ -72,9 +72,9 @@ class Stream:
             self._reading.cancel()
 
     async def _read(self) -> None:
-        async for request in self._requests:
+        async for data in self._requests:
             await self._room.acquire()
-            task = asyncio.create_task(self._answer(request))
+            task = asyncio.create_task(self._answer(data))
             self._answering.add(task)
             task.add_done_callback(self._answered)
 
@@ -84,8 +84,10 @@ class Stream:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(cast("Exception", error))  # the answer could not be written
 
-    async def _answer(self, request: Any) -> None:
+    async def _answer(self, data: bytes) -> None:
+        request = self._request()
         try:
+            request = parsed(self._request, data)
             answer = b"".join(field(_ANSWER, await self._infer(request, time_limit(self._context))))
         except Exception as error:
             shown = told(error)
