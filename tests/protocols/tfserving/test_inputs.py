@@ -193,6 +193,15 @@ def test_rows_that_do_not_go_together_are_refused(instances, what):
         from_instances(instances, ONE, {})
 
 
+def test_tensors_are_known_by_a_saved_model_s_names_too():
+    dotted = signature(**{"image.left": "float32[batch]", "_x": "float32[batch]"})
+    for left, x in (("image.left", "_x"), ("image_left", "arg__x")):
+        assert set(from_inputs({left: [1], x: [2]}, dotted, {})) == {"image.left", "_x"}
+        assert from_instances([{left: 1, x: 2}], dotted, {})["_x"] == [2]
+    with pytest.raises(InvalidInput, match="twice"):
+        from_inputs({"image_left": [1], "image.left": [1]}, dotted, {})
+
+
 def test_names_of_a_request_are_repeated_in_short():
     with pytest.raises(InvalidInput) as caught:
         from_inputs({"n" * 10_000: 1}, ONE, {})

@@ -20,10 +20,12 @@ from servax.protocols.tfserving.names import (
     Target,
     called,
     error_of,
+    input_name,
     servable_of,
     signature_names,
     statuses_of,
     version_number,
+    wire_name,
 )
 from servax.protocols.tfserving.tensors import read_tensor, write_tensor
 from servax.protocols.wording import short
@@ -71,13 +73,13 @@ class PredictionService:
         target = _target(request.model_spec)
         function = called(self._plane, target, request.model_spec.signature_name)
         outputs = _chosen(request.output_filter, function)
-        tensors = {name: _read(name, tensor, function) for name, tensor in request.inputs.items()}
+        tensors = _read(request.inputs, function)
         wanted = InferRequest(function.function, tensors, None, time_limit(context), owned=True)
         result = await self._plane.infer(target.model, target.version, wanted, target.label)
         response = self._methods["Predict"][1]()
         _write_spec(response.model_spec, target.model, result.version, function.signature_name)
         for name in outputs:
-            write_tensor(name, result.tensors[name], response.outputs[name])
+            write_tensor(name, result.tensors[name], response.outputs[wire_name(name)])
         return response
 
     async def _metadata(self, request: Any, context: Any) -> Any:
@@ -95,11 +97,11 @@ class PredictionService:
             written = signatures.signature_def[name]
             written.method_name = PREDICT_METHOD
             for spec in servable.signatures[function].inputs:
-                _write_info(written.inputs[spec.name], spec)
+                _write_info(written.inputs[wire_name(spec.name)], spec)
             for text in servable.texts.get(function, {}):
-                _write_info(written.inputs[text], TensorSpec(text, "string", ("batch",)))
+                _write_info(written.inputs[wire_name(text)], TensorSpec(text, "string", ("batch",)))
             for spec in servable.signatures[function].outputs:
-                _write_info(written.outputs[spec.name], spec)
+                _write_info(written.outputs[wire_name(spec.name)], spec)
         response = self._methods["GetModelMetadata"][1]()
         _write_spec(response.model_spec, servable.name, servable.version)
         response.metadata[_SIGNATURES].type_url = _SIGNATURES_TYPE
@@ -146,15 +148,16 @@ def _target(spec: Any) -> Target:
 
 def _chosen(wanted: Any, function: Called) -> list[str]:
     """Names of the outputs to send, checked before anything runs."""
-    known = [spec.name for spec in function.signature.outputs]
-    names = list(dict.fromkeys(wanted)) or known
-    if unknown := [name for name in names if name not in known]:
+    known = {wire_name(spec.name): spec.name for spec in function.signature.outputs}
+    known |= {name: name for name in known.values()}
+    if unknown := [name for name in wanted if name not in known]:
         raise InvalidInput(
             "there are no such outputs",
             where="output_filter",
             seen=", ".join(map(short, unknown[:8])),
             expected=", ".join(known),
         )
+    names = list(dict.fromkeys(known[name] for name in wanted or known))
     if stuck := [spec for spec in function.signature.outputs if spec.name in names and spec.dtype not in DATA_TYPES]:
         raise InvalidInput(
             "outputs have a dtype that TensorFlow has no type for",
@@ -166,17 +169,23 @@ def _chosen(wanted: Any, function: Called) -> list[str]:
     return names
 
 
-def _read(name: str, tensor: Any, function: Called) -> Any:
-    array = read_tensor(name, tensor)
-    if array.dtype != object or name in function.texts:
-        return array
-    spec = next((spec for spec in function.signature.inputs if spec.name == name), None)
-    raise InvalidInput(
-        f"input {short(name)!r} is no text" if spec else f"there is no input {short(name)!r}",
-        where=short(name),
-        seen="DT_STRING",
-        expected=spec.text() if spec else ", ".join(spec.name for spec in function.signature.inputs),
-    )
+def _read(inputs: Any, function: Called) -> dict[str, Any]:
+    """Arrays by our names of the inputs."""
+    tensors: dict[str, Any] = {}
+    for sent, tensor in inputs.items():
+        name = input_name(sent, function.signature, function.texts)
+        array = read_tensor(name, tensor)
+        if name in tensors:
+            raise InvalidInput(f"input {name!r} was sent twice", where=name, seen=f"{sent} as well", expected="one")
+        if array.dtype == object and name not in function.texts:
+            raise InvalidInput(
+                f"input {name!r} is no text",
+                where=name,
+                seen="DT_STRING",
+                expected=function.signature.input(name).text(),
+            )
+        tensors[name] = array
+    return tensors
 
 
 def _write_spec(spec: Any, name: str, version: str, signature_name: str = "") -> None:
@@ -188,7 +197,7 @@ def _write_spec(spec: Any, name: str, version: str, signature_name: str = "") ->
 
 
 def _write_info(info: Any, spec: TensorSpec) -> None:
-    info.name = spec.name
+    info.name = wire_name(spec.name)
     info.dtype = DATA_TYPES[spec.dtype][1] if spec.dtype in DATA_TYPES else 0
     info.tensor_shape.SetInParent()
     for dim in spec.shape:

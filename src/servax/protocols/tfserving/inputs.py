@@ -20,6 +20,7 @@ import numpy as np
 
 from servax.core.errors import InvalidInput
 from servax.core.tensors import Signature, TensorSpec
+from servax.protocols.tfserving.names import input_name
 from servax.protocols.wording import short
 from servax.stages.conversion import numpy_dtype
 from servax.stages.padding import SEED
@@ -92,9 +93,7 @@ def from_instances(instances: Any, signature: Signature, texts: Mapping[str, str
                 seen=_list(row),
                 expected=_list(names),
             )
-    return {
-        _known(name, signature, texts): _column(name, [row[name] for row in rows], signature, texts) for name in names
-    }
+    return _columns({name: [row[name] for row in rows] for name in names}, signature, texts)
 
 
 def from_inputs(inputs: Any, signature: Signature, texts: Mapping[str, str]) -> dict[str, Array | list[Any]]:
@@ -106,9 +105,7 @@ def from_inputs(inputs: Any, signature: Signature, texts: Mapping[str, str]) -> 
       texts: text tensors, each with the input it is turned into.
     """
     if _is_named(inputs):
-        return {
-            _known(name, signature, texts): _column(name, value, signature, texts) for name, value in inputs.items()
-        }
+        return _columns(inputs, signature, texts)
     name = _only(inputs, signature, texts, "inputs")
     return {name: _column(name, inputs, signature, texts)}
 
@@ -151,20 +148,18 @@ def _only(value: Any, signature: Signature, texts: Mapping[str, str], where: str
     return needed[0]
 
 
-def _known(name: str, signature: Signature, texts: Mapping[str, str]) -> str:
-    if name in texts or any(spec.name == name for spec in signature.inputs):
-        return name
-    raise InvalidInput(
-        f"there is no input {short(name)!r}",
-        where=short(name),
-        expected=", ".join([*(spec.name for spec in signature.inputs), *texts]) or "no input",
-    )
+def _columns(values: Mapping[str, Any], signature: Signature, texts: Mapping[str, str]) -> dict[str, Array | list[Any]]:
+    tensors: dict[str, Array | list[Any]] = {}
+    for sent, value in values.items():
+        name = input_name(sent, signature, texts)
+        if name in tensors:
+            raise InvalidInput(f"input {name!r} was sent twice", where=name, seen=f"{sent} as well", expected="one")
+        tensors[name] = _column(name, value, signature, texts)
+    return tensors
 
 
 def _column(name: str, value: Any, signature: Signature, texts: Mapping[str, str]) -> Array | list[Any]:
-    if name in texts:
-        return _texts(name, value)
-    return array_of(signature.input(_known(name, signature, texts)), value)
+    return _texts(name, value) if name in texts else array_of(signature.input(name), value)
 
 
 def array_of(spec: TensorSpec, value: Any) -> Array:

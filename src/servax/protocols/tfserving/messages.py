@@ -9,7 +9,7 @@ import msgspec
 
 from servax.core.errors import ServaxError
 from servax.core.tensors import TensorSpec
-from servax.protocols.tfserving.names import DATA_TYPES, PREDICT_METHOD, STATES, error_of, signature_names
+from servax.protocols.tfserving.names import DATA_TYPES, PREDICT_METHOD, STATES, error_of, signature_names, wire_name
 from servax.protocols.wording import short
 from servax.runtime.catalog import ModelStatus
 from servax.runtime.servable import Servable
@@ -30,10 +30,10 @@ def model_metadata(servable: Servable) -> Message:
     signatures = {
         name: {
             "inputs": {
-                **{spec.name: _info(spec) for spec in servable.signatures[function].inputs},
-                **{text: _text(text) for text in servable.texts.get(function, {})},
+                **{wire_name(spec.name): _info(spec) for spec in servable.signatures[function].inputs},
+                **{wire_name(text): _text(text) for text in servable.texts.get(function, {})},
             },
-            "outputs": {spec.name: _info(spec) for spec in servable.signatures[function].outputs},
+            "outputs": {wire_name(spec.name): _info(spec) for spec in servable.signatures[function].outputs},
             "method_name": PREDICT_METHOD,
             "defaults": {},
         }
@@ -66,7 +66,7 @@ def _info(spec: TensorSpec) -> Mapping[str, Any]:
     return {
         "dtype": DATA_TYPES[spec.dtype][0] if spec.dtype in DATA_TYPES else "DT_INVALID",
         "tensor_shape": {"dim": dims, "unknown_rank": False},
-        "name": spec.name,
+        "name": wire_name(spec.name),
     }
 
 

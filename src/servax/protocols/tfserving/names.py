@@ -1,7 +1,12 @@
-"""TensorFlow Serving's words for ours: signatures are functions, its data types our dtypes, its states our states."""
+"""TensorFlow Serving's words for ours: signatures are functions, its data types our dtypes, its states our states.
+
+Names of tensors are those that a SavedModel of the same model has, where dots are underscores, so that its clients need
+no change; inputs are known by our names as well.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +16,7 @@ from servax.protocols.dataplane import DataPlane
 from servax.protocols.wording import short
 from servax.runtime.catalog import ModelStatus
 from servax.runtime.servable import Servable, State, default_function
+from servax.targets.savedmodel_names import tensor_name
 
 SERVING_DEFAULT = "serving_default"
 """The signature that a request without a name means; here another name of the default function."""
@@ -97,8 +103,8 @@ def called(plane: DataPlane, target: Target, signature_name: str | None) -> Call
     servable = servable_of(plane, target)
     signatures = servable.signatures
     named = signature_name or SERVING_DEFAULT
-    function = default_function(None, signatures) if named == SERVING_DEFAULT and named not in signatures else named
-    if function not in signatures:
+    function = _function(named, signatures)
+    if function is None:
         raise InvalidInput(
             f"model {target.model!r} has no signature {short(named)!r}",
             where="signature_name",
@@ -113,6 +119,28 @@ def signature_names(signatures: Mapping[str, Signature]) -> dict[str, str]:
     names = {function: function for function in sorted(signatures)}
     default = default_function(None, signatures)
     return {SERVING_DEFAULT: default, **names} if default in signatures else names
+
+
+def wire_name(name: str) -> str:
+    """The name of a tensor as it is written."""
+    return name if name.isascii() and name.isidentifier() and name[0] != "_" else tensor_name(name)
+
+
+def input_name(name: str, signature: Signature, texts: Mapping[str, str]) -> str:
+    """The input, or the text tensor, that a request means by a name.
+
+    Raises:
+      InvalidInput: there is none.
+    """
+    known = [*(spec.name for spec in signature.inputs), *texts]
+    if name in known:
+        return name
+    found = next((each for each in known if wire_name(each) == name), None)
+    if found is None:
+        raise InvalidInput(
+            f"there is no input {short(name)!r}", where=short(name), expected=", ".join(known) or "no input"
+        )
+    return found
 
 
 def statuses_of(plane: DataPlane, target: Target) -> tuple[ModelStatus, ...]:
@@ -137,6 +165,20 @@ def error_of(status: ModelStatus) -> tuple[str, int, str]:
 def version_number(version: str) -> int | None:
     """A version as TensorFlow Serving has it; None for one that is no number."""
     return int(version) if version.isascii() and version.isdigit() and int(version) < 2**63 else None
+
+
+def _function(named: str, signatures: Mapping[str, Signature]) -> str | None:
+    """The function of a signature's name; a SavedModel may have one for each bucket (`predict_batch_8_length_32`)."""
+    if named in signatures:
+        return named
+    if named == SERVING_DEFAULT:
+        default = default_function(None, signatures)
+        return default if default in signatures else None
+    for function, signature in signatures.items():
+        dims = "|".join(map(re.escape, signature.dims))
+        if named.startswith(f"{function}_") and re.fullmatch(rf"(?:_(?:{dims})_[0-9]+)+", named[len(function) :]):
+            return function
+    return None
 
 
 def _as_invalid(error: ServaxError) -> InvalidInput:

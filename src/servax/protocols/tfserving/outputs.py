@@ -15,6 +15,7 @@ import numpy as np
 
 from servax.core.errors import InvalidInput
 from servax.core.tensors import Signature
+from servax.protocols.tfserving.names import wire_name
 from servax.stages.conversion import numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -51,7 +52,7 @@ def require_json(signature: Signature) -> None:
 
 def write_predictions(outputs: Mapping[str, Array]) -> bytes:
     """The answer to a request in row format: bare values of one output, objects of several."""
-    arrays = {name: _plain(array) for name, array in outputs.items()}
+    arrays = {wire_name(name): _plain(array) for name, array in outputs.items()}
     columns = {name: array.tolist() for name, array in arrays.items()}
     if len(columns) == 1:
         rows = next(iter(columns.values()))
@@ -62,7 +63,7 @@ def write_predictions(outputs: Mapping[str, Array]) -> bytes:
 
 def write_outputs(outputs: Mapping[str, Array]) -> bytes:
     """The answer to a request in columnar format: a bare tensor of one output, an object of several."""
-    arrays = {name: _plain(array) for name, array in outputs.items()}
+    arrays = {wire_name(name): _plain(array) for name, array in outputs.items()}
     columns = {name: array.tolist() for name, array in arrays.items()}
     return _encoded({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns}, arrays)
 
