@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ class Traffic:
             bodies=[wire.encode(model, each) for each in self.given],
             order=np.random.default_rng(2).permutation(len(self.given)).tolist(),
             core=CLIENT_CORE,
+            nice=server.nice,
             pids=server.pids(),
             **more,
         )
@@ -156,23 +158,27 @@ def measure_cold(server: Server, traffic: Traffic, seconds: float) -> dict[str, 
     return result
 
 
-def ceilings(traffic: dict[str, Traffic], protocols: Sequence[str], seconds: float) -> dict[str, float]:
+def ceilings(traffic: dict[str, Traffic], arguments: argparse.Namespace) -> dict[str, float]:
     """Requests/s of the load generator against a server that answers each request with the same bytes."""
     found: dict[str, float] = {}
-    for protocol in protocols:
+    for protocol in arguments.protocols:
         one = traffic.get("mlp") or next(iter(traffic.values()))
         wire = PEERS["servax"].wires[protocol]
         port = processes.free_port()
         command = [sys.executable, "-m", "measure.constant", wire.transport, str(port)]
         child = subprocess.Popen(
-            processes.pinned(SERVER_CORE, command),
+            processes.pinned(SERVER_CORE, command, arguments.nice),
+            start_new_session=True,
             env=processes.environment(),
             stdout=subprocess.PIPE,
         )
         try:
             assert child.stdout is not None
             child.stdout.readline()
-            server = Server("servax", Path(), one.model, Path(), 0, Path(), port=port, grpc_port=port)
+            server = Server(
+                "servax", Path(), one.model, Path(), 0, Path(), port=port, grpc_port=port, nice=arguments.nice
+            )
+            seconds = min(2.0, arguments.seconds)
             outcome = measure(one.plan(server, protocol, seconds=seconds, warm=0.3, concurrency=64, keep=10**9))
             found[protocol] = len(outcome.latencies) / outcome.seconds
         finally:
@@ -185,6 +191,7 @@ def ceilings(traffic: dict[str, Traffic], protocols: Sequence[str], seconds: flo
 
 def main() -> None:
     arguments = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with the blocks they are in
     folder: Path = arguments.folder
     results: dict[str, Any] = {
         "machine": {**machine(), "load average at start": os.getloadavg()[0]},
@@ -213,9 +220,9 @@ def main() -> None:
     def server(name: str, model: str, *, warm: bool) -> Server:
         cache = folder / "jax_cache" / name if warm else None
         log = folder / "logs" / f"{name}-{model}.log"
-        return Server(name, pythons[name], model, sources[name, model], SERVER_CORE, log, warm, cache)
+        return Server(name, pythons[name], model, sources[name, model], SERVER_CORE, log, warm, cache, arguments.nice)
 
-    results["ceilings"] = ceilings(traffic, arguments.protocols, min(2.0, arguments.seconds))
+    results["ceilings"] = ceilings(traffic, arguments)
     for number in range(arguments.runs):
         run: dict[str, Any] = {}
         for model in arguments.models:
@@ -236,7 +243,7 @@ def main() -> None:
                         continue
                     run[model][name] = measure_server(started, traffic[model], protocols, arguments)
             if model == "encoder" and arguments.policy:
-                run["policy"] = policy.measure(folder, SERVER_CORE, arguments.seconds)
+                run["policy"] = policy.measure(folder, SERVER_CORE, arguments.seconds, arguments.nice)
         results["runs"].append(run)
     if arguments.cold and "encoder" in arguments.models and "json" in arguments.protocols:
         mixed = Traffic.of("encoder", COLD_REQUESTS, rows=range(1, 9))
@@ -265,6 +272,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--no-open-loop", dest="open_loop", action="store_false")
     parser.add_argument("--no-policy", dest="policy", action="store_false", help="without the in-process policies")
     parser.add_argument("--no-write", dest="write", action="store_false", help="print only")
+    parser.add_argument("--nice", type=int, default=0, help="priority; below 0 disturbs less on a busy machine (root)")
     parser.add_argument("--quick", action="store_true", help="one run of short measurements, no cold traffic")
     parser.add_argument("--folder", type=Path, default=ROOT / ".servax" / "bench" / "serving")
     arguments = parser.parse_args()

@@ -7,7 +7,6 @@ scheduled times, whatever the server does, and their latency counts from the sch
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import time
@@ -40,6 +39,7 @@ class Plan(msgspec.Struct, kw_only=True):
       arrivals: seconds at which the requests of an open loop leave; None: closed loop.
       keep: every so many answers one is kept whole.
       core: the core this process stays on; None: any.
+      nice: its priority.
       pids: the server's processes.
     """
 
@@ -55,6 +55,7 @@ class Plan(msgspec.Struct, kw_only=True):
     arrivals: list[float] | None = None
     keep: int = 1
     core: int | None = None
+    nice: int = 0
     pids: list[int] = []
 
 
@@ -88,8 +89,10 @@ def measure(plan: Plan) -> Outcome:
     Raises:
       RuntimeError: that process failed.
     """
+    command = [sys.executable, "-m", "measure.load"]
     done = subprocess.run(
-        [sys.executable, "-m", "measure.load"],
+        command if plan.core is None else processes.pinned(plan.core, command, plan.nice),
+        start_new_session=True,
         input=msgspec.msgpack.encode(plan),
         capture_output=True,
         env=processes.environment(),
@@ -306,8 +309,6 @@ class _Load:
 
 def main() -> None:
     plan = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Plan)
-    if plan.core is not None:
-        os.sched_setaffinity(0, {plan.core})
     outcome = uvloop.run(_Load(plan).run())
     sys.stdout.buffer.write(msgspec.msgpack.encode(outcome))
 

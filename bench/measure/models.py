@@ -5,6 +5,7 @@ NumPy's answers come from an implementation of its own, in float64.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -55,14 +56,16 @@ MODELS = {"mlp": Model("mlp", "x", "FP32"), "encoder": Model("encoder", "tokens"
 
 
 def grid() -> list[dict[str, int]]:
-    """The encoder's buckets: lengths in steps of 16, as many rows as `TOKENS` allow; three for larger requests."""
-    buckets = [
-        {"batch": batch, "length": length}
+    """The encoder's buckets: one row in steps of 8, several in steps of 16, and three for larger requests."""
+    alone = [(1, length) for length in range(8, LONGEST + 1, 8)]
+    joined = [
+        (batch, length)
         for length in range(16, LONGEST + 1, 16)
-        for batch in (1, 2, 3, 4, 8, 16)
-        if batch * length <= TOKENS and not (batch == 3 and 4 * length <= TOKENS)
+        for batch in (2, 4, 8)
+        if batch * length <= TOKENS and (batch, length) != (8, 16)
     ]
-    return buckets + [{"batch": 8, "length": length} for length in (64, 96, 128)]
+    large = [(8, length) for length in (64, 96, 128)]
+    return [{"batch": batch, "length": length} for batch, length in alone + joined + large]
 
 
 def parameters(model: str) -> dict[str, np.ndarray]:
@@ -158,7 +161,9 @@ def bundle(model: str, folder: Path, targets: Sequence[str], core: int) -> Path:
 
     from servax.checkpoint import save
 
-    path = folder / f"{model}-{'-'.join(targets)}-jax{jax.__version__}.bundle"
+    shapes = MLP_BATCHES if model == "mlp" else grid()
+    digest = hashlib.sha256(repr((shapes, jax.__version__)).encode()).hexdigest()[:8]
+    path = folder / f"{model}-{'-'.join(targets)}-{digest}.bundle"
     if path.exists():
         return path
     checkpoint = folder / f"{model}.checkpoint"

@@ -124,6 +124,7 @@ class Server:
       core: the core it stays on.
       warm: whether a peer compiles every shape before it serves.
       cache: where jax keeps what it compiles; None: nowhere.
+      nice: its priority.
 
     Raises:
       Unavailable: it did not become ready.
@@ -140,6 +141,7 @@ class Server:
     log: Path
     warm: bool = True
     cache: Path | None = None
+    nice: int = 0
     seconds_to_ready: float = 0.0
     port: int = field(default_factory=processes.free_port)
     grpc_port: int = field(default_factory=processes.free_port)
@@ -174,7 +176,7 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                processes.pinned(self.core, command),
+                processes.pinned(self.core, command, self.nice),
                 env=processes.environment(**variables),
                 stdout=log,
                 stderr=subprocess.STDOUT,

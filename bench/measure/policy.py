@@ -25,10 +25,11 @@ Rows = list[np.ndarray]
 Bucket = tuple[int, int]
 
 
-def measure(folder: Path, core: int, seconds: float) -> dict[str, float]:
+def measure(folder: Path, core: int, seconds: float, nice: int) -> dict[str, float]:
     """Rows/s by policy, measured in a process of its own on one core."""
     done = subprocess.run(
-        processes.pinned(core, [sys.executable, "-m", "measure.policy", str(folder), str(seconds)]),
+        processes.pinned(core, [sys.executable, "-m", "measure.policy", str(folder), str(seconds)], nice),
+        start_new_session=True,
         env=processes.environment(),
         stdout=subprocess.PIPE,
         check=True,
@@ -47,14 +48,15 @@ def one_by_one(waiting: Rows, buckets: list[Bucket]) -> tuple[Rows, Bucket]:
 
 
 def by_length(waiting: Rows, buckets: list[Bucket]) -> tuple[Rows, Bucket]:
-    """The oldest request, and those of the nearest shorter or equal lengths, up to 256 tokens a call."""
-    oldest = len(waiting[0])
-    length = -(-oldest // 16) * 16
+    """The oldest request with the others of its step of 16, up to 256 tokens a call; alone where there are none."""
+    length = -(-len(waiting[0]) // 16) * 16
     fitting = [row for row in waiting if length - 16 < len(row) <= length]
-    largest = max(batch for batch, size in buckets if size == length and batch * size <= models.TOKENS)
-    chosen = fitting[:largest]
-    full = max(batch for batch, size in buckets if size == length and batch <= len(chosen))
-    return chosen[:full], (full, length)
+    full = max(
+        batch for batch, size in buckets if size == length and batch <= len(fitting) and batch * size <= models.TOKENS
+    )
+    if full == 1:
+        return one_by_one(waiting, buckets)
+    return fitting[:full], (full, length)
 
 
 def main() -> None:

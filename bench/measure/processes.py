@@ -17,10 +17,22 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
 
 
-def pinned(core: int, command: Sequence[str]) -> list[str]:
-    """The command, kept on one core with all that it starts."""
-    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"
-    return [sys.executable, "-I", "-S", "-c", code, str(core), *command]
+def pinned(core: int, command: Sequence[str], nice: int = 0) -> list[str]:
+    """The command, kept on one core with all that it starts; in a session of its own `nice` counts on a desktop too."""
+    return [sys.executable, "-I", "-S", "-c", _PINNED, str(core), str(nice), *command]
+
+
+_PINNED = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+if int(sys.argv[2]):
+    os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[2]))
+    try:  # Linux weighs sessions against one another before it weighs processes
+        open("/proc/self/autogroup", "w").write(sys.argv[2])
+    except OSError:
+        pass
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def free_port() -> int:

@@ -114,6 +114,7 @@ def _warnings(results: Results) -> Iterable[str]:
     yield "load generator against constant answers, requests/s: " + ", ".join(
         f"{protocol} {rate:,.0f}" for protocol, rate in ceilings.items()
     )
+    busy: list[tuple[float, str]] = []
     for model in results["options"]["models"]:
         for name, protocol in lanes(results, model):
             for load in map(str, results["options"]["concurrency"]):
@@ -126,7 +127,10 @@ def _warnings(results: Results) -> Iterable[str]:
                 elif rate is not None and protocol in ceilings and rate > 0.9 * ceilings[protocol]:
                     yield f"within 10 % of what the load generator reaches: {where}"
                 if others is not None and others > 0.1:
-                    yield f"something else kept {others:.2f} cores busy: {where}"
+                    busy.append((others, where))
+    if busy:
+        most, where = max(busy)
+        yield f"something else kept cores busy in {len(busy)} measurements, most in {where}: {most:.2f} cores"
 
 
 def targets(results: Results) -> Iterable[str]:

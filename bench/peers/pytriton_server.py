@@ -46,7 +46,7 @@ with Triton(config=config) as triton:
         inputs=[given],
         outputs=[Tensor(name="output", dtype=np.float32, shape=(size,))],
         config=ModelConfig(
-            max_batch_size=LARGEST[options.model], batcher=DynamicBatcher(max_queue_delay_microseconds=1000)
+            max_batch_size=LARGEST[options.model], batcher=DynamicBatcher(max_queue_delay_microseconds=500)
         ),
         strict=False,
     )

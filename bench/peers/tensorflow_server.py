@@ -39,7 +39,8 @@ else:
     @app.post("/predict")
     def predict(request: Texts) -> dict[str, list[list[float]]]:
         tokens = np.array(request.tokens, np.int32)
-        return {"output": function(tokens=tf.constant(tokens))["output"].numpy().tolist()}
+        n = np.full(len(tokens), tokens.shape[1], np.int32)
+        return {"output": function(tokens=tf.constant(tokens), n=tf.constant(n))["output"].numpy().tolist()}
 
 
 uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
