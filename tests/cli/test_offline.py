@@ -101,3 +101,55 @@ def test_a_fitted_grid_loads(folder: Path) -> None:
     assert "padded elements" in plain.stdout
     loaded = servax(folder, "tune", "toy.py:model", "--traffic", "shapes.jsonl", "--bucket-file", "buckets.json")
     assert loaded.returncode == 0, loaded.stderr
+
+
+def test_a_sweep_ends_in_a_line_to_paste(folder: Path) -> None:
+    options = ("--sweep", "batch=1,2,4", "--seconds", "0.02")
+    done = servax(folder, "bench", *MODEL_OPTIONS, *options)
+    assert done.returncode == 0, done.stderr
+    assert "batch=4" in done.stdout
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("--bucket batch=1")
+    swept = servax(folder, "bench", *MODEL_OPTIONS, *options, "--json")
+    assert [each["sizes"] for each in json.loads(swept.stdout)["buckets"]] == [{"batch": size} for size in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--sweep", "batch"), "--sweep"),
+        (("--sweep", "batch=0"), "positive"),
+        (("--sweep", "width=1"), "width"),
+        (("--sweep", "batch=1", "--fix", "batch=2"), "--fix"),
+        (("--concurrency", "x"), "--concurrency"),
+        (("--function", "none"), "none"),
+    ],
+)
+def test_a_bench_that_cannot_be(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    from typer.testing import CliRunner
+
+    from servax.cli.app import app
+
+    done = CliRunner().invoke(app, ["bench", str(folder / "toy.py:model"), "--checkpoint", "checkpoint", *arguments])
+    assert isinstance(done.exception, Exception)
+    assert said in str(done.exception)
+
+
+def test_a_server_is_loaded_by_callers(folder: Path) -> None:
+    import servax as package
+
+    model = package.Model(
+        lambda params, x: x * params["w"], inputs={"x": "float32[batch, length]"}, buckets={"batch": [4], "length": [8]}
+    )
+    with package.load(model, params={"w": np.float32(2)}) as servable, package.serve(servable, port=0) as server:
+        options = ("--concurrency", "1,4", "--seconds", "2", "--json")
+        done = servax(folder, "bench", server.url, *options, "--fix", "length=8")
+        assert done.returncode == 0, done.stderr
+        assert [load["concurrency"] for load in json.loads(done.stdout)] == [1, 4]
+        assert all(load["requests"] > 0 and not load["failed"] for load in json.loads(done.stdout))
+        failing = servax(folder, "bench", server.url, "--concurrency", "1", "--seconds", "0.5", "--fix", "length=9")
+        assert failing.returncode == 1
+        assert "TooLarge" in failing.stdout
+        unsized = servax(folder, "bench", server.url)
+        assert unsized.returncode == 2
+        assert "--fix length=SIZE" in unsized.stderr
