@@ -116,14 +116,14 @@ def test_a_call_that_would_compile_after_ready_is_refused_and_named():
     key = ("predict", Bucket.of(batch=1, length=8))
     good = toys.table()[key].program
     fresh = jax.jit(lambda params, state, inputs: ((), (inputs[0] * 3,)))
-    calls = []
+    warm = []
 
     def turns_bad(params, state, inputs):
-        calls.append(1)
-        return good(params, state, inputs) if len(calls) <= 1 else fresh(params, state, inputs)
+        return (fresh if warm else good)(params, state, inputs)
 
     before = len(COMPILE_EVENTS)
     with toys.toy(table=toys.with_program(key, turns_bad)).warm() as servable:
+        warm.append(True)
         with pytest.raises(RecompileError) as caught:
             servable.predict(x=row(1))
         assert caught.value.where == "predict@batch=1,length=8"
@@ -134,15 +134,15 @@ def test_a_call_that_would_compile_after_ready_is_refused_and_named():
 
 def test_a_program_that_fails_fails_its_request_alone():
     key = ("predict", Bucket.of(batch=1, length=8))
-    good, calls = toys.table()[key].program, []
+    good, faults = toys.table()[key].program, []
 
     def breaks_once(params, state, inputs):
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("the wires are crossed")
+        if faults:
+            raise RuntimeError(faults.pop())
         return good(params, state, inputs)
 
     with toys.toy(table=toys.with_program(key, breaks_once)).warm() as servable:
+        faults.append("the wires are crossed")
         with pytest.raises(ExecutionError) as caught:
             servable.predict(x=row(1))
         assert not isinstance(caught.value, RecompileError)
@@ -412,19 +412,19 @@ def test_state_accumulates_and_starts_at_zeros(servable):
 
 
 def test_a_failed_step_starts_the_state_anew_and_says_so():
-    key, calls = ("count", Bucket(())), []
+    key, faults = ("count", Bucket(())), []
     good = toys.table()[key].program
 
     def breaks_once(params, state, inputs):
-        calls.append(1)
         out = good(params, state, inputs)
-        if len(calls) == 4:
-            raise RuntimeError("after the state was donated")
+        if faults:
+            raise RuntimeError(faults.pop())
         return out
 
     one = np.ones(4, np.float32)
     with toys.toy(table=toys.with_program(key, breaks_once)).warm() as servable:
         assert servable.count(x=one)["seen"][0] == 1
+        faults.append("after the state was donated")
         with pytest.raises(ExecutionError) as caught:
             servable.count(x=one)
         assert "The state was lost and starts again at zeros." in caught.value.remedy

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from servax.core.errors import NotReady
-from servax.runtime.queue import InOrder
+from servax.runtime.queue import FairQueue
 
 
 class Item:
@@ -18,7 +18,7 @@ class Item:
 
 
 def test_work_comes_out_in_order_of_arrival():
-    queue, items = InOrder(), [Item() for _ in range(3)]
+    queue, items = FairQueue(), [Item() for _ in range(3)]
     for item in items:
         queue.put(item)
     assert len(queue) == 3
@@ -26,7 +26,7 @@ def test_work_comes_out_in_order_of_arrival():
 
 
 def test_closing_wakes_the_taker_and_gives_back_what_waited():
-    queue, taken = InOrder(), []
+    queue, taken = FairQueue(), []
     taker = threading.Thread(target=lambda: taken.append(queue.take()))
     taker.start()
     assert queue.close() == ()
@@ -37,7 +37,7 @@ def test_closing_wakes_the_taker_and_gives_back_what_waited():
 
 
 def test_what_waits_is_not_taken_after_closing():
-    queue, item = InOrder(), Item()
+    queue, item = FairQueue(), Item()
     queue.put(item)
     assert queue.close() == (item,)
     assert queue.take() is None

@@ -13,7 +13,7 @@ from typing import Any
 from servax.core.device import Device
 from servax.core.errors import ExecutionError, NotReady, ServaxError
 from servax.runtime.guard import guarded
-from servax.runtime.queue import InOrder, Work, WorkQueue
+from servax.runtime.queue import FairQueue, Work
 
 _log = logging.getLogger("servax")
 _lock = threading.Lock()
@@ -28,9 +28,10 @@ class Executor:
     at once with ExecutionError, and those who asked by `on_death` are told first.
     """
 
-    def __init__(self, device: Device, queue: WorkQueue | None = None) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
-        self._queue = InOrder() if queue is None else queue
+        self.queue = FairQueue()
+        """Where the thread takes its work from; servables join it."""
         self._listeners: tuple[Callable[[str], None], ...] = ()
         self._death: str | None = None
         self._process = os.getpid()
@@ -45,10 +46,15 @@ class Executor:
     @property
     def waiting(self) -> int:
         """How much work waits."""
-        return len(self._queue)
+        return len(self.queue)
 
     def put(self, work: Work) -> None:
         """Queues work; NotReady once the thread has ended, and in a process that was forked off this one's."""
+        self.require_here()
+        self.queue.put(work)
+
+    def require_here(self) -> None:
+        """Raises NotReady in a process that was forked off the one where the thread runs."""
         if os.getpid() != self._process:
             raise NotReady(
                 "this process was forked from the one that loaded the model, and threads do not come along",
@@ -57,7 +63,6 @@ class Executor:
                 remedy="load after the fork (gunicorn: without --preload), or start workers by spawn; JAX does not "
                 "survive a fork either",
             )
-        self._queue.put(work)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs `function` on the device's thread and gives what it returns or raises; blocks."""
@@ -78,7 +83,7 @@ class Executor:
 
     def close(self, timeout: float | None = None) -> None:
         """Ends the thread after the work that runs; what waits is answered with NotReady."""
-        for work in self._queue.close():
+        for work in self.queue.close():
             work.fail(NotReady("the servable was closed while the request waited"))
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
@@ -87,7 +92,7 @@ class Executor:
         current: Work | None = None
         try:
             with guarded():
-                while (current := self._queue.take()) is not None:
+                while (current := self.queue.take()) is not None:
                     if current.begin():
                         current.run()
                     current = None  # nothing of a finished request stays alive while the thread waits
@@ -101,7 +106,7 @@ class Executor:
                 listener(self._death)
             except Exception:
                 _log.exception("a listener failed while %s died", self._thread.name)
-        waiting = self._queue.close()
+        waiting = self.queue.close()
         for work in (*(() if current is None else (current,)), *waiting):
             work.fail(
                 ExecutionError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import threading
@@ -15,15 +14,22 @@ from typing import Any, Protocol, Self
 
 from servax.core import monitoring
 from servax.core.device import Device
-from servax.core.errors import NotFound, ServaxError, ServiceError, UsageError
+from servax.core.errors import NotFound, ServaxError, UsageError
+from servax.core.events import RequestFailed, emit
 from servax.core.tensors import Signature, TensorSpec
 from servax.core.trees import KeyPath
 from servax.runtime import executor as executors
+from servax.runtime.answers import Answer, FutureAnswer, ThreadAnswer
+from servax.runtime.batch import Equipment
+from servax.runtime.batcher import Batcher, shares_core
 from servax.runtime.batching import DEFAULT as DEFAULT_BATCHING
 from servax.runtime.batching import Batching
+from servax.runtime.buffers import BufferPool
+from servax.runtime.costs import Costs, Key
+from servax.runtime.lane import Lane
 from servax.runtime.lifecycle import Lifecycle
 from servax.runtime.memory import require_room
-from servax.runtime.pending import PendingRequest, Told
+from servax.runtime.pending import PendingRequest
 from servax.runtime.processors import Processing
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.runner import Runner, ServedFunction
@@ -36,12 +42,14 @@ from servax.runtime.servable import (
     flat_inputs,
     no_attribute,
 )
+from servax.runtime.split import SplitRequest, split
 from servax.runtime.stages_table import StagesTable
 from servax.runtime.swap import SwapReport, drift, require_finite
-from servax.runtime.warmup import Key, label, measure, require_all, warm_up
+from servax.runtime.warmup import label, require_all, warm_up
 from servax.runtime.watch import Watch
-from servax.stages.buckets import BucketGrid, choose
-from servax.stages.padding import check
+from servax.stages.buckets import BucketGrid
+from servax.stages.joining import nbytes
+from servax.stages.padding import CheckedTensors, check
 from servax.targets.target import ProgramTable
 
 
@@ -100,7 +108,6 @@ class LocalServable:
         self._name = name
         self._platform = platform
         self._version = version
-        self._batching = batching
         self._device = device
         self._functions = dict(functions)
         self._signatures = {name: function.signature for name, function in functions.items()}
@@ -111,8 +118,7 @@ class LocalServable:
         self._swapping = threading.Lock()
         self._closing = threading.Lock()
         self._app_factory = app_factory
-        self._costs: dict[Key, float] = {}
-        self._measuring = threading.Lock()
+        self._costs = Costs()
         self._warmed: tuple[Key, ...] = ()
         self._lifecycle = Lifecycle(name)
         with monitoring.thread_role(monitoring.LOADING):
@@ -120,8 +126,20 @@ class LocalServable:
         self._executor = executors.acquire(device)
         # The device's thread outlives a servable that is dropped without `close`, so it holds no reference to it.
         self._forget = self._executor.on_death(_weakly(self._on_death))
-        self._watch = Watch(self._runner, self._functions, grid, _weakly(self._lifecycle.fail))
-        self._dropped = weakref.finalize(self, _let_go, self._executor, self._forget)
+        watch = Watch(self._runner, self._functions, grid, _weakly(self._lifecycle.fail))
+        self._lanes = {
+            name: Lane(name, function.signature, grid[name], self._costs, stateful=function.stateful)
+            for name, function in functions.items()
+        }
+        self._batcher = Batcher(
+            self._lanes,
+            Equipment(name, version, watch, self._costs, BufferPool()),
+            batching,
+            self._executor.queue,
+            shares_core=shares_core(device.platform),
+        )
+        self._executor.queue.join(self._batcher)
+        self._dropped = weakref.finalize(self, _let_go, self._executor, self._batcher, self._forget)
         self._dropped.atexit = False
 
     @property
@@ -180,12 +198,12 @@ class LocalServable:
     @property
     def queued(self) -> int:
         """How many accepted requests wait for the device."""
-        return max(0, self.in_flight - self.running)
+        return self._batcher.waiting
 
     @property
     def running(self) -> int:
         """How many requests are on the device."""
-        return min(1, self.in_flight)
+        return self._batcher.running
 
     @property
     def parameter_bytes(self) -> int:
@@ -200,16 +218,11 @@ class LocalServable:
 
     @property
     def costs(self) -> Mapping[Key, float]:
-        """Median seconds of a warm run, by function and bucket, with copies to and from the device.
+        """Seconds of a warm run, by function and bucket, with copies to and from the device.
 
-        What warming did not measure is run once more when this, or `stages`, is first asked for while READY.
+        Medians of the runs of warming, then corrected by what real batches take.
         """
-        with self._measuring:
-            for key in self._grid:
-                if key not in self._costs and self.state is State.READY:
-                    with contextlib.suppress(ServiceError):  # closed, or failing: requests say so
-                        self._costs[key] = measure(self._executor, self._runner, self._functions, key)
-            return dict(self._costs)
+        return self._costs.measured()
 
     @property
     def stages(self) -> StagesTable:
@@ -236,7 +249,7 @@ class LocalServable:
             return self
         self._lifecycle.move(State.WARMING)
         try:
-            self._costs = warm_up(self._executor, self._runner, self._functions, self._grid, self._on_warmed)
+            self._costs.set(warm_up(self._executor, self._runner, self._functions, self._grid, self._on_warmed))
         except ServaxError as error:
             self._lifecycle.fail(error.sentence())
             raise
@@ -251,30 +264,46 @@ class LocalServable:
         return (await self.infer_async(request)).tensors
 
     def infer(self, request: InferRequest) -> InferResult:
-        with self._told(request) as told:
-            pending = told.pending = self._submit(self._prepare(request))
-            try:
-                return pending.future.result(pending.remaining())
-            except TimeoutError:
+        came, pending = time.perf_counter(), None
+        try:
+            answer = ThreadAnswer()
+            pending = self._submit(request, self._prepare(request), answer, came)
+            result = answer.wait(pending.remaining())
+            if result is None:
                 pending.expire()  # without effect on a request that runs: its answer is nearly there
-                return pending.future.result()
+                result = answer.wait(None)
+            assert result is not None
+            return result
+        except BaseException as error:
+            self._tell_failure(request, error, came, pending)
+            raise
+        finally:
+            if pending is not None:
+                self._lifecycle.release(pending)
 
     async def infer_async(self, request: InferRequest) -> InferResult:
-        with self._told(request) as told:
+        came, pending, timer = time.perf_counter(), None, None
+        try:
             processing = self._processing.get(request.function)
             if processing is not None and processing.needed(request.tensors):
-                prepared = await asyncio.to_thread(self._prepare, request)  # tokenizing would hold up the event loop
+                checked = await asyncio.to_thread(self._prepare, request)  # tokenizing would hold up the event loop
             else:
-                prepared = self._prepare(request)
+                checked = self._prepare(request)
+            loop = asyncio.get_running_loop()
+            answer = FutureAnswer(loop)
             # Queued here and not on the other thread, which goes on when this task is cancelled meanwhile.
-            pending = told.pending = self._submit(prepared)
-            remaining = pending.remaining()
-            timer = None if remaining is None else asyncio.get_running_loop().call_later(remaining, pending.expire)
-            try:
-                return await asyncio.wrap_future(pending.future)
-            finally:
-                if timer is not None:
-                    timer.cancel()
+            pending = self._submit(request, checked, answer, came)
+            if request.deadline is not None:
+                timer = loop.call_later(pending.remaining() or 0.0, pending.expire)
+            return await answer.future
+        except BaseException as error:
+            self._tell_failure(request, error, came, pending)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if pending is not None:
+                self._lifecycle.release(pending)
 
     def swap(self, checkpoint: str | os.PathLike[str], *, allow_nonfinite: bool = False, **options: Any) -> SwapReport:
         """Takes the parameters of another checkpoint of the same structure, with no compilation.
@@ -323,6 +352,7 @@ class LocalServable:
         self._dropped.detach()
         self._forget()
         self._lifecycle.move(State.UNLOADED)
+        self._batcher.leave()
         executors.release(self._executor)
         self._runner.drop()
 
@@ -345,39 +375,62 @@ class LocalServable:
         functions = ", ".join(self._functions)
         return f"<LocalServable {self._name} ({functions}) on {self._device.platform}:{self._device.id}, {self.state}>"
 
-    def _prepare(self, request: InferRequest) -> PendingRequest:
+    def _prepare(self, request: InferRequest) -> CheckedTensors:
         """The request as the device takes it: tokenized and checked, but neither accepted nor queued."""
         self._lifecycle.require(State.READY)
-        function = self._functions.get(request.function)
-        if function is None:
+        lane = self._lanes.get(request.function)
+        if lane is None:
             raise NotFound(
                 f"{self._name} has no function {request.function!r}", expected=" or ".join(sorted(self._functions))
             )
-        signature = function.signature
+        self._batcher.refuse_if_full()
         tensors = self._processing[request.function](request.tensors)
-        checked = check(signature, tensors, owned=request.owned)
-        bucket = choose(self._grid[request.function], checked.sizes)
-        return PendingRequest((self._name, self._version), request, signature, checked, bucket, self._watch)
+        quick = lane.quick(tensors, owned=request.owned)
+        return check(lane.signature, tensors, owned=request.owned) if quick is None else quick
 
-    def _submit(self, pending: PendingRequest) -> PendingRequest:
+    def _submit(
+        self, request: InferRequest, checked: CheckedTensors, answer: Answer, came: float
+    ) -> PendingRequest | SplitRequest:
         """Accepts a request and queues it; from here on it gets exactly one answer."""
-        lifecycle = self._lifecycle  # and not `self`, which the device's thread would hold until its next request
-        lifecycle.admit(pending)
-        pending.future.add_done_callback(lambda _: lifecycle.release(pending))
+        lane = self._lanes[request.function]
+        shape, most = lane.classify(checked)
+        rows = lane.joiner.rows(checked)
+        pending: PendingRequest | SplitRequest
+        if rows <= most:
+            pending = PendingRequest(
+                self._batcher, lane, request, checked, answer, came=came, nbytes=nbytes(checked), rows=rows, shape=shape
+            )
+            queued = (pending,)
+        else:
+            pending = split(self._batcher, lane, request, checked, answer, came=came, shape=shape, most=most)
+            queued = pending.parts
+        self._executor.require_here()
+        self._lifecycle.admit(pending)
         try:
-            self._executor.put(pending)
-        except ServaxError as error:
-            pending.fail(error)
+            self._batcher.put(queued)
+        except ServaxError:
+            self._lifecycle.release(pending)
+            raise
         return pending
+
+    def _tell_failure(
+        self,
+        request: InferRequest,
+        error: BaseException,
+        came: float,
+        pending: PendingRequest | SplitRequest | None,
+    ) -> None:
+        """Takes out what nobody waits for any more, and tells of it."""
+        if pending is not None:
+            pending.cancel()
+        status = type(error).__name__ if isinstance(error, ServaxError) else "Cancelled"
+        emit(RequestFailed(self._name, self._version, request.function, status, time.perf_counter() - came))
 
     def _on_warmed(self, key: Key) -> None:
         self._warmed = (*self._warmed, key)
 
     def _on_death(self, reason: str) -> None:
         self._lifecycle.fail(f"the thread that runs the device has died: {reason}")
-
-    def _told(self, request: InferRequest) -> Told:
-        return Told((self._name, self._version), request.function)
 
 
 def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:
@@ -391,11 +444,12 @@ def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:
     return listener
 
 
-def _let_go(executor: executors.Executor, forget: Callable[[], None]) -> None:
+def _let_go(executor: executors.Executor, batcher: Batcher, forget: Callable[[], None]) -> None:
     """Gives back what a servable held that nobody closed."""
 
     def release() -> None:
         forget()
+        batcher.leave()
         executors.release(executor)
 
     # The collector may run at any point of this thread, also where it holds the executors' lock.

@@ -2,142 +2,102 @@
 
 from __future__ import annotations
 
-import threading
+import copy
 import time
-from concurrent.futures import Future, InvalidStateError
-from typing import Self
+from collections import OrderedDict
+from typing import TYPE_CHECKING
 
-from servax.core.errors import DeadlineExceeded, ExecutionError, ServaxError
-from servax.core.events import BatchDone, RequestFailed, emit
-from servax.core.tensors import Signature
-from servax.runtime.request import InferRequest, InferResult
-from servax.runtime.watch import Watch
-from servax.stages.buckets import Bucket
-from servax.stages.padding import CheckedTensors, cut, pad
+from servax.core.errors import DeadlineExceeded, ServaxError
+from servax.runtime.answers import Answer, deliver
+from servax.runtime.request import InferRequest
+from servax.stages.padding import CheckedTensors
+
+if TYPE_CHECKING:
+    from servax.runtime.batcher import Batcher
+    from servax.runtime.lane import Lane
 
 
 class PendingRequest:
-    """A checked request with the future of its answer.
+    """A checked request, or a part of one, with who waits for its answer.
 
-    Whoever claims it first answers it: the device's thread, the deadline, or a drain that ran out of time. Cancelling
-    the future before that takes it out.
+    Who takes it out of the queue answers it: the device's thread, the deadline, a drain that ran out of time, or nobody
+    where its client is gone.
+
+    Attributes:
+      group: what it has in common with those it may be joined with.
+      level: the part of the queue that it waits in; None: it does not wait, not yet or no more.
     """
 
-    def __init__(  # noqa: PLR0917
-        self,
-        owner: tuple[str, str],
-        request: InferRequest,
-        signature: Signature,
-        checked: CheckedTensors,
-        bucket: Bucket,
-        watch: Watch,
-    ) -> None:
-        self._owner = owner
-        self.request = request
-        self.bucket = bucket
-        self.future: Future[InferResult] = Future()
-        self._signature = signature
-        self._checked = checked
-        self._watch = watch
-        self._queued = time.perf_counter()
-        self._claim = threading.Lock()
+    __slots__ = (
+        "answer", "batcher", "came", "checked", "deadline", "group", "lane", "level", "nbytes", "priority", "rows",
+        "shape",
+    )  # fmt: skip
 
-    @property
-    def rows(self) -> int:
-        """How many rows it has; 1 where there is no batch dimension."""
-        batch = self._signature.batch
-        return 1 if batch is None else self._checked.sizes.get(batch, 1)
+    def __init__(
+        self,
+        batcher: Batcher,
+        lane: Lane,
+        request: InferRequest,
+        checked: CheckedTensors,
+        answer: Answer,
+        *,
+        came: float,
+        nbytes: int,
+        rows: int,
+        shape: int,
+    ) -> None:
+        self.batcher = batcher
+        self.lane = lane
+        self.checked = checked
+        self.answer = answer
+        self.came = came
+        self.nbytes = nbytes
+        self.rows = rows
+        self.shape = shape
+        self.priority = 0 if lane.stateful else request.priority
+        self.deadline = request.deadline
+        self.group: object = None
+        self.level: OrderedDict[PendingRequest, None] | None = None
 
     def remaining(self) -> float | None:
         """Seconds to the deadline, not below 0; None without one."""
-        deadline = self.request.deadline
+        deadline = self.deadline
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
-    def begin(self) -> bool:
-        if self.remaining() == 0.0:
-            self.expire()
-        return self._claimed()
+    def is_before(self, other: PendingRequest, *, oldest: bool) -> bool:
+        """Whether it goes before another: by age alone, or by priority and then by age."""
+        if not oldest and self.priority != other.priority:
+            return self.priority > other.priority
+        return self.came < other.came
 
-    def run(self) -> None:
-        began = time.perf_counter()
-        try:
-            buffers = pad(self._signature, self.bucket, self._checked)
-            padded = time.perf_counter()
-            outputs, times = self._watch.run(self.request.function, self.bucket, buffers)
-            ran = time.perf_counter()
-            tensors = cut(self._signature, self._checked.sizes, outputs)
-            times = {"queue": began - self._queued, "pad": padded - began, **times}
-            times["copy"] += time.perf_counter() - ran
-        except ServaxError as error:
-            self.fail(error)
-        except Exception as error:
-            failure = ExecutionError(
-                "the request failed on the way to the device", seen=f"{type(error).__name__}: {error}"
-            )
-            failure.__cause__ = error
-            self.fail(failure)
-        else:
-            self._tell(began, times)
-            self.future.set_result(InferResult(tensors, self.bucket.label, times, self._owner[1]))
+    def cancel(self) -> None:
+        """Takes it out of the queue, unanswered, because nobody waits any more; without effect on one that runs."""
+        self.batcher.remove(self)
 
     def expire(self) -> None:
         """Answers with DeadlineExceeded unless it runs already or has its answer."""
-        self.abandon(
-            DeadlineExceeded(
-                "the deadline passed while the request waited for the device",
-                where=f"{self.request.function}@{self.bucket.label}",
-                remedy="allow more time, or send fewer requests at once",
-            )
+        self.abandon(self.lateness())
+
+    def lateness(self) -> DeadlineExceeded:
+        """The error of one whose deadline passed in the queue."""
+        return DeadlineExceeded(
+            "the deadline passed while the request waited for the device",
+            where=f"{self.lane.name}@{self.lane.label(self)}",
+            remedy="allow more time, or send fewer requests at once",
         )
 
     def abandon(self, error: ServaxError) -> None:
         """Answers with `error` unless it runs already or has its answer."""
-        if self._claimed():
-            self.future.set_exception(error)
+        if self.batcher.remove(self):
+            self.fail(error)
 
     def fail(self, error: ServaxError) -> None:
-        """Answers with `error`, also while it runs."""
-        try:
-            self.future.set_exception(error)
-        except InvalidStateError:
-            return  # cancelled or answered: exactly one answer, and this one came second
-
-    def _tell(self, began: float, times: dict[str, float]) -> None:
-        batch = self._signature.batch
-        capacity = 1 if batch is None else self.bucket[batch]
-        steps = {step: seconds for step, seconds in times.items() if step != "queue"}
-        waited, lasted = (began - self._queued,), (time.perf_counter() - self._queued,)
-        emit(
-            BatchDone(
-                *self._owner,
-                self.request.function,
-                self.bucket.label,
-                capacity,
-                self.rows,
-                steps,
-                waited,
-                lasted,
-                (self._checked.sizes,),
-            )
-        )
-
-    def _claimed(self) -> bool:
-        return self._claim.acquire(blocking=False) and self.future.set_running_or_notify_cancel()
+        """Answers with an error."""
+        deliver(((self.answer, own(error)),))
 
 
-class Told:
-    """Emits RequestFailed when the block around a request ends without an answer."""
-
-    def __init__(self, owner: tuple[str, str], function: str) -> None:
-        self.pending: PendingRequest | None = None
-        self._owner = owner
-        self._function = function
-        self._came = time.perf_counter()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            status = type(error).__name__ if isinstance(error, ServaxError) else "Cancelled"
-            emit(RequestFailed(*self._owner, self._function, status, time.perf_counter() - self._came))
+def own(error: ServaxError) -> ServaxError:
+    """The same error, for one request of several: one object raised for all of them would mix their tracebacks."""
+    same = copy.copy(error)
+    same.__cause__ = error.__cause__
+    return same

@@ -1,79 +1,184 @@
-"""Work on its way to a device: the queue between those who ask and the one thread that runs.
-
-The executor knows only `WorkQueue` and `Work`, so that joining requests into batches is another queue, not another
-executor.
-"""
+"""The work of one device: calls of ours and the requests of its servables, which share it by the time they use."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from servax.core.errors import NotReady, ServaxError
 
 
-class Work(Protocol):
-    """One run on the device, for one or several requests."""
-
-    def begin(self) -> bool:
-        """Claims it for the device; False when it was cancelled or has expired, and then it has its answer."""
-        ...
-
-    def run(self) -> None:
-        """Runs and answers, on the device's thread. What it raises that is no `Exception` ends the thread."""
-        ...
+class Waiter(Protocol):
+    """Whoever waits for the device."""
 
     def fail(self, error: ServaxError) -> None:
         """Answers with an error, once `begin` has returned True or in place of it."""
         ...
 
 
-class WorkQueue(Protocol):
-    """Where an executor takes its work from."""
+class Work(Waiter, Protocol):
+    """One run on the device, for one or several requests."""
 
-    def put(self, work: Work) -> None:
-        """Adds work; NotReady after `close`."""
+    def begin(self) -> bool:
+        """Claims it for the device; False when it was cancelled, and then it has its answer."""
         ...
 
-    def take(self) -> Work | None:
-        """The next work; waits for it. None once closed."""
+    def run(self) -> None:
+        """Runs and answers, on the device's thread. What it raises that is no `Exception` ends the thread."""
         ...
 
-    def close(self) -> tuple[Work, ...]:
-        """Refuses further work and wakes the taker; returns what was still waiting."""
+
+class Source(Protocol):
+    """One of those that share a device; every method is called with the queue's lock held.
+
+    Attributes:
+      used: seconds of the device that count for it.
+    """
+
+    used: float
+
+    def next(self, now: float) -> Work | float | None:
+        """The next work; or the seconds after which to ask again, since more is about to come; or None."""
+        ...
+
+    def close(self) -> Sequence[Waiter]:
+        """Gives up all that waits, and returns it."""
         ...
 
     def __len__(self) -> int: ...
 
 
-class InOrder:
-    """The queue that hands out one work item at a time, in order of arrival."""
+class FairQueue:
+    """Where an executor takes its work from.
+
+    Of the sources with work the one goes first that has used the device least. One that had nothing to do gains
+    nothing by it: it starts where the one stands that ran last (start-time fair queueing, Goyal, Vin and Cheng 1996).
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[Work] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
+        self.lock = threading.Lock()
+        """Held around all that touches what waits, here and in the sources."""
+        self.closed = False
+        self._calls = _Calls()
+        self._sources: list[Source] = [self._calls]
+        self._idle: set[Source] = {self._calls}
+        self._running: Source | None = None
+        self._since = self._clock = 0.0
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._sleeping = False
+
+    def join(self, source: Source) -> None:
+        """Lets a source share the device."""
+        with self.lock:
+            self._sources.append(source)
+            self._idle.add(source)
+
+    def leave(self, source: Source) -> None:
+        """Ends what `join` began; what waits must have been given up before."""
+        with self.lock:
+            if source in self._sources:
+                self._sources.remove(source)
+                self._idle.discard(source)
 
     def put(self, work: Work) -> None:
-        with self._changed:
-            if self._closed:
-                raise NotReady("the device's thread has ended", remedy="load the servable again")
-            self._waiting.append(work)
-            self._changed.notify()
+        """Adds a call; NotReady after `close`."""
+        with self.lock:
+            self.require_open()
+            self._calls.add(work)
+            self.wake(self._calls)
+
+    def require_open(self) -> None:
+        """Raises NotReady once the device's thread has ended."""
+        if self.closed:
+            raise NotReady("the device's thread has ended", remedy="load the servable again")
+
+    def wake(self, source: Source) -> None:
+        """Tells that a source has work; its lock is held."""
+        if source in self._idle:
+            self._idle.discard(source)
+            source.used = max(source.used, self._clock)
+        if self._sleeping:
+            self._sleeping = False
+            self._gate.release()
 
     def take(self) -> Work | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._waiting))
-            return None if self._closed else self._waiting.popleft()
+        """The next work; waits for it. None once closed."""
+        while True:
+            with self.lock:
+                now = time.perf_counter()
+                self._charge(now)
+                if self.closed:
+                    return None
+                work, pause = self._next(now)
+                if work is not None:
+                    return work
+                self._sleeping = True
+            if not self._gate.acquire(timeout=pause):
+                with self.lock:
+                    if self._sleeping:
+                        self._sleeping = False
+                    else:
+                        self._gate.acquire()  # opened between the end of the pause and here
 
-    def close(self) -> tuple[Work, ...]:
-        with self._changed:
-            self._closed = True
-            left = tuple(self._waiting)
-            self._waiting.clear()
-            self._changed.notify_all()
+    def close(self) -> tuple[Waiter, ...]:
+        """Refuses further work and wakes the taker; returns what was still waiting."""
+        with self.lock:
+            self.closed = True
+            left = tuple(waiter for source in self._sources for waiter in source.close())
+            if self._sleeping:
+                self._sleeping = False
+                self._gate.release()
+        return left
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sources))
+
+    def _next(self, now: float) -> tuple[Work | None, float]:
+        """Work, or how long to sleep; -1 without end."""
+        pause = -1.0
+        sources = self._sources if len(self._sources) == 1 else sorted(self._sources, key=_used)
+        for source in sources:
+            found = source.next(now)
+            if found is None:
+                self._idle.add(source)
+            elif isinstance(found, float | int):
+                pause = found if pause < 0 else min(pause, found)
+            else:
+                self._running, self._since, self._clock = source, now, source.used
+                return found, 0.0
+        return None, pause
+
+    def _charge(self, now: float) -> None:
+        if self._running is not None:
+            self._running.used += now - self._since
+            self._running = None
+
+
+class _Calls:
+    """Calls of ours, in order of arrival: runs for warming, for a swap's report."""
+
+    def __init__(self) -> None:
+        self.used = 0.0
+        self._waiting: deque[Work] = deque()
+
+    def add(self, work: Work) -> None:
+        self._waiting.append(work)
+
+    def next(self, now: float) -> Work | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def close(self) -> Sequence[Waiter]:
+        left = tuple(self._waiting)
+        self._waiting.clear()
         return left
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+def _used(source: Source) -> float:
+    return source.used

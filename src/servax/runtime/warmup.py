@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from servax.core.errors import ServaxError, StartupError
 from servax.core.events import StepAdvanced, emit, step
 from servax.core.tensors import Signature
+from servax.runtime.costs import Key
 from servax.runtime.executor import Executor
 from servax.runtime.runner import Buffers, Runner, ServedFunction
 from servax.stages.buckets import Bucket, BucketGrid
 from servax.targets.target import ProgramTable
 
-Key = tuple[str, Bucket]
+RUNS = 3
+"""Measured runs of each program, at most; on anything but a CPU also at least."""
 
-RUNS_ELSEWHERE = 3
-"""Runs of each program on anything but a CPU."""
+ENOUGH = 0.05
+"""Seconds of runs of one program after which a CPU's start goes on with what it has."""
 
 
-def runs_of(platform: str, *, stateful: bool) -> int:
-    """How often a program runs before ready; the first run pays for what is lazy in the runtime and is not measured.
+def runs_enough(platform: str, seconds: Sequence[float]) -> bool:
+    """Whether a program has run often enough before ready, given the seconds of its runs so far.
 
-    On a CPU once, since the second run is as fast as any later one. It costs a start its time and serves only for
-    costs, which `measure` finds when somebody asks for them. Not so with a state: a later run of ours would change it.
+    The first run pays for what is lazy in the runtime. It is measured only where it takes so long that this is little
+    beside it; what real batches take corrects it soon.
     """
-    if platform == "cpu":
-        return 2 if stateful else 1
-    return RUNS_ELSEWHERE
+    if platform == "cpu" and sum(seconds) >= ENOUGH:
+        return True
+    return len(seconds) > RUNS
+
+
+def cost_of(seconds: Sequence[float]) -> float:
+    """The median of a program's runs, without the first where there is another."""
+    return statistics.median(seconds[1:] or seconds)
 
 
 def label(key: Key) -> str:
@@ -57,7 +65,7 @@ def warm_up(
     grid: BucketGrid,
     on_done: Callable[[Key], None],
 ) -> dict[Key, float]:
-    """Runs every program on the device's thread; gives the median seconds of those that ran more than once.
+    """Runs every program on the device's thread; gives its seconds, medians of blocked runs on an idle device.
 
     The state of stateful functions starts anew afterwards.
 
@@ -69,11 +77,11 @@ def warm_up(
         for key in grid:
             served = functions[key[0]]
             buffers = _buffers(served.signature, key)
-            runs = runs_of(executor.device.platform, stateful=served.stateful)
             began = time.perf_counter()
             try:
-                executor.call(lambda: _check(runner, key, buffers, served.signature))  # noqa: B023 (called at once)
-                seconds = [executor.call(lambda: _run(runner, key, buffers)) for _ in range(runs - 1)]  # noqa: B023
+                seconds = [executor.call(partial(_check, runner, key, buffers, served.signature))]
+                while not runs_enough(executor.device.platform, seconds):
+                    seconds.append(executor.call(partial(_run, runner, key, buffers)))
             except ServaxError as error:
                 raise StartupError(
                     f"{label(key)} failed while it was warmed: {error.what}",
@@ -82,23 +90,11 @@ def warm_up(
                     expected=error.expected,
                     remedy=error.remedy,
                 ) from error
-            if seconds:
-                costs[key] = statistics.median(seconds)
+            costs[key] = cost_of(seconds)
             on_done(key)
             emit(StepAdvanced("warm", label(key), time.perf_counter() - began))
         executor.call(runner.reset_state)
     return costs
-
-
-def measure(executor: Executor, runner: Runner, functions: Mapping[str, ServedFunction], key: Key) -> float:
-    """Seconds of one run of a warm, stateless program, when its turn has come.
-
-    Raises:
-      ExecutionError: it failed.
-      NotReady: the device's thread has ended.
-    """
-    buffers = filled(functions[key[0]].signature, key[1])
-    return executor.call(lambda: _run(runner, key, buffers))
 
 
 def filled(signature: Signature, bucket: Bucket) -> Buffers:
@@ -126,13 +122,13 @@ def _buffers(signature: Signature, key: Key) -> Buffers:
         ) from error
 
 
-def _check(runner: Runner, key: Key, buffers: Buffers, signature: Signature) -> None:
-    """The first run of a program, whose outputs must be those of the signature.
+def _check(runner: Runner, key: Key, buffers: Buffers, signature: Signature) -> float:
+    """The first run of a program, whose outputs must be those of the signature; gives its seconds.
 
     Raises:
       StartupError: they are not; every difference is listed.
     """
-    outputs, _ = runner.run(*key, buffers)
+    outputs, times = runner.run(*key, buffers)
     sizes = key[1].mapping()
     specs = sorted(signature.outputs, key=lambda spec: spec.name)
     expected = [f"{spec.name}: {spec.dtype}{list(spec.concrete(sizes))}" for spec in specs]
@@ -145,6 +141,7 @@ def _check(runner: Runner, key: Key, buffers: Buffers, signature: Signature) -> 
             expected=", ".join(expected),
             remedy="build the bundle again: its manifest and its programs do not belong together",
         )
+    return sum(times.values())
 
 
 def _run(runner: Runner, key: Key, buffers: Buffers) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,76 +128,70 @@ def cut(signature: Signature, sizes: Mapping[str, int], outputs: Sequence[Any]) 
     specs = sorted(signature.outputs, key=lambda spec: spec.name)
     result: dict[str, Array] = {}
     for spec, output in zip(specs, outputs, strict=True):
-        region = tuple(slice(_size(dim, sizes)) for dim in spec.shape)
+        region = tuple(slice(size_of(dim, sizes)) for dim in spec.shape)
         result[spec.name] = np.array(output[region], order="C")
     return result
 
 
-def _size(dim: Dim, sizes: Mapping[str, int]) -> int:
+def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """`core.tensors.evaluate_dim`, quick for plain names."""
     if isinstance(dim, int):
         return dim
     return sizes[dim] if dim in sizes else evaluate_dim(dim, sizes)
 
 
+def write(signature: Signature, spec: TensorSpec, into: Array, checked: CheckedTensors) -> None:
+    """Writes one input of a request into an array of at least its size, and padding into the rest; see `pad`."""
+    value = checked.tensors.get(spec.name)
+    if isinstance(value, Ragged):
+        into.fill(spec.pad)
+        by_row = np.moveaxis(into, value.axis, 1)
+        region = by_row[(slice(len(value.lengths)), slice(None), *map(slice, value.flat.shape[1:]))]
+        region[np.arange(into.shape[value.axis]) < value.lengths[:, None]] = value.flat
+    elif value is not None:
+        if value.shape != into.shape:
+            into.fill(1 if spec.name in signature.lengths else spec.pad)
+        into[tuple(map(slice, value.shape))] = value
+    elif spec.name in signature.lengths:
+        dim = signature.lengths[spec.name]
+        into.fill(1)
+        into[tuple(map(slice, spec.concrete(checked.sizes)))] = checked.row_lengths.get(dim, checked.sizes[dim])
+    else:
+        _write_default(spec, signature.batch, into, checked)
+
+
+def new_buffer(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A new array, not filled; a large one is aligned so that a CPU device takes it without a copy."""
+    large = math.prod(shape) * dtype.itemsize >= _ALIGNED_FROM
+    return aligned(shape, dtype) if large else np.empty(shape, dtype)
+
+
 def _padded(spec: TensorSpec, signature: Signature, bucket: Mapping[str, int], checked: CheckedTensors) -> Array:
     value = checked.tensors.get(spec.name)
     shape = tuple(dim if isinstance(dim, int) else bucket[dim] for dim in spec.shape)
-    if isinstance(value, Ragged):
-        buffer = _filled(spec, shape)
-        by_row = np.moveaxis(buffer, value.axis, 1)
-        region = by_row[(slice(len(value.lengths)), slice(None), *map(slice, value.flat.shape[1:]))]
-        region[np.arange(shape[value.axis]) < value.lengths[:, None]] = value.flat
-        return buffer
-    if value is None and spec.name in signature.lengths:
-        return _lengths(spec, signature.lengths[spec.name], shape, checked)
-    if value is None:
-        return _default(spec, signature.batch, shape, checked)
-    if value.shape == shape:
-        if spec.name in checked.owned and value.flags.c_contiguous:
-            return value
-        buffer = _new(shape, value.dtype, np.empty)
-        buffer[...] = value
-        return buffer
-    if spec.name in signature.lengths:
-        spec = TensorSpec(spec.name, spec.dtype, spec.shape, pad=1)
-    buffer = _filled(spec, shape)
-    buffer[tuple(map(slice, value.shape))] = value
+    if isinstance(value, np.ndarray) and spec.name in checked.owned and passes(value, shape):
+        return value
+    buffer = new_buffer(shape, numpy_dtype(spec.dtype))
+    write(signature, spec, buffer, checked)
     return buffer
 
 
-def _lengths(spec: TensorSpec, dim: str, shape: tuple[int, ...], checked: CheckedTensors) -> Array:
-    buffer = np.ones(shape, numpy_dtype(spec.dtype))
-    rows = tuple(map(slice, spec.concrete(checked.sizes)))
-    buffer[rows] = checked.row_lengths.get(dim, checked.sizes[dim])
-    return buffer
+def passes(value: Array, shape: tuple[int, ...]) -> bool:
+    """Whether an array can go to the device as it is, in place of a buffer of this shape."""
+    return value.shape == shape and value.flags.c_contiguous
 
 
-def _default(spec: TensorSpec, batch: str | None, shape: tuple[int, ...], checked: CheckedTensors) -> Array:
-    buffer = _filled(spec, shape)
+def _write_default(spec: TensorSpec, batch: str | None, into: Array, checked: CheckedTensors) -> None:
+    into.fill(spec.pad)
     true_shape = spec.concrete(checked.sizes)
-    buffer[tuple(map(slice, true_shape))] = spec.default
+    into[tuple(map(slice, true_shape))] = spec.default
     if batch is None or not spec.shape or spec.shape[0] != batch:
-        return buffer
+        return
     for axis, dim in enumerate(spec.shape[1:], start=1):
         if isinstance(dim, str) and dim in checked.row_lengths:
             lengths = checked.row_lengths[dim]
-            beyond = np.arange(shape[axis]) >= lengths[:, None]
-            np.moveaxis(buffer, axis, 1)[: len(lengths)][beyond] = spec.pad
-    return buffer
-
-
-def _filled(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
-    if spec.pad == 0:
-        return _new(shape, numpy_dtype(spec.dtype), np.zeros)
-    buffer = _new(shape, numpy_dtype(spec.dtype), np.empty)
-    buffer.fill(spec.pad)
-    return buffer
-
-
-def _new(shape: tuple[int, ...], dtype: np.dtype, allocate: Callable[[Any, Any], Array]) -> Array:
-    """A new array; a large one is aligned so that a CPU device takes it without a copy."""
-    large = math.prod(shape) * dtype.itemsize >= _ALIGNED_FROM
-    return aligned(shape, dtype, allocate) if large else allocate(shape, dtype)
+            beyond = np.arange(into.shape[axis]) >= lengths[:, None]
+            np.moveaxis(into, axis, 1)[: len(lengths)][beyond] = spec.pad
 
 
 def _check_shape(spec: TensorSpec, value: Array | Ragged, sizes: dict[str, int], origin: dict[str, str]) -> list[Fault]:
@@ -225,7 +219,7 @@ def _check_shape(spec: TensorSpec, value: Array | Ragged, sizes: dict[str, int],
 
 def _missing_and_unknown(signature: Signature, tensors: Mapping[str, Any]) -> list[Fault]:
     names = {spec.name for spec in signature.inputs}
-    missing = [spec for spec in signature.inputs if spec.name not in tensors and not _optional(spec, signature)]
+    missing = [spec for spec in signature.inputs if spec.name not in tensors and not is_optional(spec, signature)]
     faults = [Fault(spec.name, "missing", spec.text()) for spec in missing]
     known = ", ".join(sorted(names)) or "no inputs"
     return faults + [Fault(name, "unknown", f"one of {known}") for name in tensors if name not in names]
@@ -277,7 +271,8 @@ def _is_seed(spec: TensorSpec) -> bool:
     return spec.name == SEED and spec.dtype == "uint32" and spec.default is None
 
 
-def _optional(spec: TensorSpec, signature: Signature) -> bool:
+def is_optional(spec: TensorSpec, signature: Signature) -> bool:
+    """Whether a request may leave this input out."""
     return spec.default is not None or spec.name in signature.lengths or _is_seed(spec)
 
 
