@@ -1,6 +1,5 @@
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -10,7 +9,6 @@ from servax.core.events import StepAdvanced, StepFinished, StepStarted, listenin
 from servax.core.tensors import Signature, TensorSpec
 from servax.runtime.warmup import ENOUGH, _buffers, cost_of, filled, runs_enough
 from servax.stages.buckets import Bucket
-from servax.targets.target import LoadedProgram, ProgramTable
 
 
 def kind(leaf):

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import serving_toys as toys
 from servax.core.errors import BundleError, UsageError
+from servax.runtime.servable import State
 from servax.server.models import LoadedModels
 from servax.server.process import run
 from servax.server.settings import make
@@ -60,13 +61,14 @@ def load():
 
         def __call__(self, params, state, inputs):
             Program.calls += 1
-            if (mode == "warming" and Program.calls == 1) or (mode == "running" and Program.calls == 2):
+            if (mode == "warming" and Program.calls == 1) or (mode == "running" and servable.state is State.READY):
                 wait_for_line()
-            if mode == "dying" and Program.calls == 2:
+            if mode == "dying" and servable.state is State.READY:
                 raise Death("out of luck")
             return held.loaded.program(params, state, inputs)
 
-    return [toys.toy(table=toys.with_program(KEY, Program()))]
+    servable = toys.toy(table=toys.with_program(KEY, Program()))
+    return [servable]
 
 
 options = {"http": port, "grpc": 0, "drain_timeout": drain_timeout} | json.loads(

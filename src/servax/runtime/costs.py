@@ -16,6 +16,9 @@ _RISE = 0.02
 """Weights of a run that was faster, or slower, than known. Whatever else the machine does makes a run slower, never
 faster, so what is known falls quickly and rises slowly."""
 
+_MOST = 4
+"""A run counts as at most so many times what is known: one that stood still says nothing of the next."""
+
 OVERHEAD = 5e-5
 """Seconds that a batch costs beside its program: planning, joining, cutting, waking who waits. Measured with one row of
 a small model on one core, see `docs/guide/batching.md`."""
@@ -54,7 +57,7 @@ class Costs:
             self._seconds[key] = seconds
             self._plan()
             return
-        known += (seconds - known) * (_FALL if seconds < known else _RISE)
+        known += (seconds - known) * _FALL if seconds < known else (min(seconds, _MOST * known) - known) * _RISE
         self._seconds[key] = known
         if abs(known - self._planned[key]) > MOVED * self._planned[key]:
             self._plan()
