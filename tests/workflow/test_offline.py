@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,9 @@ import servax
 from servax.core.errors import ExecutionError, NotReady, UsageError
 from servax.runtime.local import LocalServable
 from servax.workflow import offline
-from servax.workflow.offline import OfflineOptions, predict_rows
+from servax.workflow.offline import predict_rows
+from servax.workflow.offline_plan import OfflineOptions
+from serving_toys import reading_toy, word_tokenizer
 
 W = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
 
@@ -285,6 +288,62 @@ def test_an_empty_file_gives_an_empty_one(servable, tmp_path: Path) -> None:
     assert report.rows == 0
     with np.load(tmp_path / "out.npz") as out:
         assert out["y"].shape == (0, 2)
+
+
+def test_a_function_with_a_state_is_not_for_files(tmp_path: Path) -> None:
+    model = servax.Model(lambda params, x: x, state={"seen": "float32[3]"}, name="net")
+
+    @model.function(inputs={"x": "float32[3]"}, stateful=True)
+    def count(params, state, x):
+        return {"seen": state["seen"] + x}, {"seen": state["seen"] + x}
+
+    np.savez(tmp_path / "rows.npz", x=X)
+    with (
+        servax.load(model, params={"w": W}) as servable,
+        pytest.raises(UsageError, match="has a state"),
+    ):
+        predict_rows(servable, str(tmp_path / "rows.npz"), str(tmp_path / "out.npz"))
+
+
+def test_a_function_without_a_batch_has_a_request_a_row(tmp_path: Path) -> None:
+    model = servax.Model(
+        lambda params, x: {"y": x @ params["w"], "same": x}, inputs={"x": "float32[3]"}, batch=None, name="net"
+    )
+    np.savez(tmp_path / "rows.npz", x=X)
+    with servax.load(model, params={"w": W}) as servable:
+        predict_rows(servable, str(tmp_path / "rows.npz"), str(tmp_path / "out.npz"))
+    with np.load(tmp_path / "out.npz") as out:
+        np.testing.assert_array_equal(out["y"], X @ W)
+        np.testing.assert_array_equal(out["same"], X)
+
+
+def test_texts_are_rows_too(tmp_path: Path) -> None:
+    words = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}
+    texts = ["one", "two three", "three three three", "two", "one one one one"]
+    with reading_toy(word_tokenizer(tmp_path, words)) as servable:
+        np.savez(tmp_path / "rows.npz", text=np.array(texts))
+        pq.write_table(pa.table({"text": [*texts, None]}), tmp_path / "rows.parquet")
+        predict_rows(servable, str(tmp_path / "rows.npz"), str(tmp_path / "out.npz"))
+        report = predict_rows(servable, str(tmp_path / "rows.parquet"), str(tmp_path / "out.parquet"))
+    with np.load(tmp_path / "out.npz") as out:
+        assert out["sum"].tolist() == [1, 5, 9, 2, 4]
+    assert report.failed == 1
+    assert pq.read_table(tmp_path / "out.parquet").column("sum").to_pylist() == [1, 5, 9, 2, 4, None]
+
+
+def test_what_only_jax_has_is_read_and_written_wider(tmp_path: Path) -> None:
+    model = servax.Model(
+        lambda params, x: x + params["w"], inputs={"x": "bfloat16[batch, 2]"}, buckets={"batch": [4]}, name="net"
+    )
+    half = np.array([[0.5, 1], [2, -4]], ml_dtypes.bfloat16)
+    np.savez(tmp_path / "rows.npz", x=half)
+    with servax.load(model, params={"w": ml_dtypes.bfloat16(1)}) as servable:
+        for name in ("out.npz", "out.parquet"):
+            predict_rows(servable, str(tmp_path / "rows.npz"), str(tmp_path / name))
+    with np.load(tmp_path / "out.npz") as out:
+        assert out["output"].dtype == np.float32
+        assert out["output"].tolist() == [[1.5, 2], [3, -3]]
+    assert pq.read_table(tmp_path / "out.parquet").column("output").to_pylist() == [[1.5, 2], [3, -3]]
 
 
 def test_through_a_server(servable, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import servax
 from servax.core.errors import UsageError
 from servax.core.events import BatchDone, Notice, emit, listening
 from servax.workflow import recorder as recorders
@@ -94,3 +96,19 @@ def test_a_disk_that_fails_later_is_told_of_once(tmp_path: Path) -> None:
     (notice,) = notices
     assert notice.level == "warning"
     assert "shapes.jsonl" in notice.message
+
+
+def test_real_requests_are_recorded_by_their_own_sizes(tmp_path: Path) -> None:
+    model = servax.Model(
+        lambda params, x: x * params["w"],
+        inputs={"x": "float32[batch, length]"},
+        buckets={"batch": [4], "length": [16]},
+        name="net",
+    )
+    file = tmp_path / "shapes.jsonl"
+    with ShapeRecorder(file), servax.load(model, params={"w": np.float32(2)}) as servable:
+        servable.predict(x=np.ones((2, 5), np.float32))
+        servable.predict(x=np.ones((1, 9), np.float32))
+    shapes = dict(read(file))
+    assert shapes[Shape("request", "net", "predict", (("batch", 2), ("length", 5)))] == 1
+    assert shapes[Shape("run", "net", "predict", (("batch", 1), ("length", 9)), 1)] == 1

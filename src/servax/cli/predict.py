@@ -84,7 +84,8 @@ def command(
 ) -> None:
     """Call a function once and print or write its outputs, or with every row of a file; resumable, errors by row."""
     from servax.api.load import load
-    from servax.workflow.offline import OfflineOptions, predict_rows
+    from servax.workflow.offline import predict_rows
+    from servax.workflow.offline_plan import OfflineOptions
 
     rows = _file_of_rows(inputs or [], output)
     tensors = {} if rows else read_inputs(inputs or [])

@@ -178,6 +178,11 @@ class LocalServable:
         return {name: processing.texts for name, processing in self._processing.items()}
 
     @property
+    def stateful(self) -> frozenset[str]:
+        """Functions whose answers depend on the calls before."""
+        return frozenset(name for name, function in self._functions.items() if function.stateful)
+
+    @property
     def state(self) -> State:
         return self._lifecycle.state
 

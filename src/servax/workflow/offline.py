@@ -23,41 +23,21 @@ from servax.core.errors import (
     UsageError,
 )
 from servax.core.events import StepAdvanced, StepFinished, StepStarted, emit
-from servax.core.tensors import Signature, TensorSpec, evaluate_dim
+from servax.core.tensors import TensorSpec, evaluate_dim
 from servax.runtime.local import LocalServable
 from servax.runtime.request import InferRequest, InferResult
 from servax.runtime.servable import Servable, default_function
 from servax.stages.buckets import Bucket
 from servax.workflow.journal import Journal
-from servax.workflow.rows import Array, Column, Gathered, Layout, RowSource, layouts, open_rows
+from servax.workflow.offline_plan import OfflineOptions, Plan, plan_of
+from servax.workflow.rows import Array, Column, Gathered, RowSource, open_rows
 
 STEP = "predict"
 """The step whose parts are chunks; the details of its events say how many rows are done."""
 
-_CHUNK_ROWS = 1024
-_CHUNK_BYTES = 32 * 2**20
 _REMOTE_ROWS = 32
 _PATIENCE = 60.0
 _TAIL = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineOptions:
-    """How a file is worked through.
-
-    Attributes:
-      outputs: names of those that are kept; all where empty.
-      chunk: rows that are read, computed and stored at a time; None: as many as fit into 32 MiB, at most 1024.
-      request: the most rows of one request; None: of the largest bucket that holds them (32 against a server).
-      in_flight: requests that are on their way at a time; None: 8, and 64 where each has but one row.
-      restart: begin anew, whatever partial results are there.
-    """
-
-    outputs: Sequence[str] = ()
-    chunk: int | None = None
-    request: int | None = None
-    in_flight: int | None = None
-    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +82,21 @@ def predict_rows(
       options: sizes and limits.
 
     Raises:
-      UsageError: a file cannot be used, or partial results are of another task.
+      UsageError: a file cannot be used, the function has a state, or partial results are of another task.
       ServiceError: the servable is gone, or takes no request for a minute; the next run goes on from here.
     """
     options = options or OfflineOptions()
     name = default_function(function, servable.signatures)
     if name not in servable.signatures:
         raise NotFound(f"{servable.name} has no function {name!r}", expected=" or ".join(sorted(servable.signatures)))
+    if isinstance(servable, LocalServable) and name in servable.stateful:
+        raise UsageError(f"{name} has a state, so that what a row gives depends on the rows before it", where=name)
     if os.path.splitext(output)[1] not in (".npz", ".parquet"):
         raise UsageError("the kind of the output is told by its ending", seen=output, expected=".npz or .parquet")
     began = time.perf_counter()
     rows = open_rows(source, servable.signatures[name])
     try:
-        plan = _plan(servable, name, rows, options)
+        plan = plan_of(name, servable.signatures[name], servable.texts.get(name, {}), rows, options)
         task = {
             "input": _fingerprint(source),
             "model": [servable.name, servable.version, identity],
@@ -135,78 +117,6 @@ def predict_rows(
     return OfflineReport(plan.rows, len(errors), resumed, seconds, first)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a file and a function have in common.
-
-    Attributes:
-      names: inputs that the file has a column of.
-      dims: those in which rows differ and whose size is known of each row, by the input that tells.
-      alone: whether each row must be a request of its own.
-    """
-
-    signature: Signature
-    names: tuple[str, ...]
-    outputs: tuple[Layout, ...]
-    rows: int
-    chunk: int
-    dims: Mapping[str, tuple[str, int]]
-    alone: bool
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.rows // self.chunk)
-
-
-def _plan(servable: Servable, function: str, rows: RowSource, options: OfflineOptions) -> _Plan:
-    signature, texts = servable.signatures[function], servable.texts.get(function, {})
-    specs = {spec.name: spec for spec in signature.inputs}
-    names = tuple(name for name in rows.counts if name in specs or name in texts)
-    batch = signature.batch
-    if not names:
-        raise UsageError(
-            f"no column is an input of {function}",
-            where=rows.path,
-            seen=", ".join(rows.counts) or "no columns",
-            expected=", ".join([*specs, *texts]),
-        )
-    counts = {name: rows.counts[name] for name in names}
-    if len(set(counts.values())) > 1:
-        raise UsageError(
-            "columns differ in their number of rows",
-            where=rows.path,
-            seen=", ".join(f"{name}: {count}" for name, count in counts.items()),
-        )
-    sizes: dict[str, int] = {}
-    dims: dict[str, tuple[str, int]] = {}
-    for name in names:
-        if name not in specs:
-            continue
-        of_row = [dim for dim in specs[name].shape if dim != batch]
-        shape = rows.shapes[name]
-        for axis, dim in enumerate(of_row):
-            if isinstance(dim, str) and shape is not None and len(shape) == len(of_row):
-                sizes[dim] = shape[axis]
-            elif isinstance(dim, str) and shape is None:
-                dims.setdefault(dim, (name, axis))
-    dims = {dim: where for dim, where in dims.items() if dim not in sizes}
-    outputs = layouts(signature, sizes, options.outputs)
-    unknown = [each.name for each in outputs if each.axis is not None and not _told(signature, each.name, dims)]
-    alone = batch is None or bool(unknown)
-    out_bytes = sum(
-        each.dtype.itemsize * int(np.prod(each.shape)) * (1 if each.axis is None else 128) for each in outputs
-    )
-    fitting = _CHUNK_BYTES // max(1, rows.row_bytes, out_bytes)
-    count = next(iter(counts.values()))
-    chunk = options.chunk or max(1, min(_CHUNK_ROWS, fitting))
-    return _Plan(signature, names, outputs, count, chunk, dims, alone)
-
-
-def _told(signature: Signature, output: str, dims: Mapping[str, Any]) -> bool:
-    """Whether a row's own size of an output follows from its inputs."""
-    return all(dim in dims for dim in signature.output(output).dims if dim != signature.batch)
-
-
 class _Run:
     """One run over a file."""
 
@@ -216,7 +126,7 @@ class _Run:
         function: str,
         rows: RowSource,
         *,
-        plan: _Plan,
+        plan: Plan,
         journal: Journal,
         options: OfflineOptions,
     ) -> None:
@@ -400,7 +310,7 @@ def _batched(rows: Array, spec: TensorSpec | None, batch: str) -> Array:
     return np.moveaxis(rows, 0, axis) if axis else rows
 
 
-def _write(path: str, plan: _Plan, journal: Journal, errors: list[tuple[int, str]]) -> None:
+def _write(path: str, plan: Plan, journal: Journal, errors: list[tuple[int, str]]) -> None:
     parts = [journal.part(chunk) for chunk in range(plan.chunks)]
     if path.endswith(".parquet"):
         from servax.workflow.parquet import write_parquet
