@@ -6,8 +6,9 @@ import httpx2
 import pytest
 
 import serving_toys as toys
-from servax.core.errors import StartupError, UsageError
+from servax.core.errors import StartupError, Unauthorized, UsageError
 from servax.core.events import Event, Notice, listening
+from servax.protocols.client import connect
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.open_inference.grpc import InferenceService
 from servax.protocols.tfserving.grpc import ModelService, PredictionService
@@ -82,6 +83,16 @@ def test_http_asks_for_the_same_keys(servable, keys):
         keyed = {"authorization": f"Bearer {KEY}"}
         assert http.post("/v2/models/toy/infer", json=BODY, headers=keyed).status_code == 200
         assert http.post("/v2/repository/models/toy/load", headers=keyed).status_code == 403
+
+
+def test_our_own_client_has_its_key_from_the_environment(servable, keys, monkeypatch):
+    with serve(servable, 0, **keys) as server:
+        with pytest.raises(Unauthorized):
+            connect(server.url)
+        monkeypatch.setenv("SERVAX_API_KEY", KEY)
+        with connect(server.url) as client:
+            assert client.predict(x=[[1.0]])["y"].tolist() == [[3.0]]
+            assert asyncio.run(client.predict_async(x=[[1.0]]))["y"].tolist() == [[3.0]]
 
 
 def test_health_opened_for_probes(servable, keys):

@@ -11,6 +11,7 @@ from servax.core.errors import UsageError
 from servax.runtime.servable import Servable
 
 if TYPE_CHECKING:
+    from servax.checkpoint.steps import Step
     from servax.runtime.batching import Batching
     from servax.runtime.local import LocalServable
     from servax.server.background import BackgroundServer
@@ -80,6 +81,7 @@ def run(given: Mapping[str, Any], *, config: str | os.PathLike[str] | None = Non
 
 
 def _models(settings: Settings) -> Models:
+    from servax.checkpoint.steps import parse_step
     from servax.runtime.directories import is_store
     from servax.server.models import LoadedModels
 
@@ -100,7 +102,11 @@ def _models(settings: Settings) -> Models:
             seen=", ".join(targets),
             expected="one bundle or model" if wrong & _OF_ONE_MODEL else "a store: STORE/NAME/VERSION/bundle.json",
         )
-    return _stored(stores[0], settings) if stores else LoadedModels(lambda: [_load(each, settings) for each in targets])
+    if stores:
+        return _stored(stores[0], settings)
+    step = None if settings.step is None else parse_step(settings.step)
+    batching = _batching(settings)
+    return LoadedModels(lambda: [_load(target, settings, step, batching) for target in targets])
 
 
 def _stored(path: str, settings: Settings) -> Models:
@@ -143,9 +149,8 @@ def _cache_dir(settings: Settings) -> str | None:
     return None if settings.cache_dir == "none" else settings.cache_dir
 
 
-def _load(target: str, settings: Settings) -> LocalServable:
+def _load(target: str, settings: Settings, step: Step | None, batching: Batching) -> LocalServable:
     from servax.api.load import load
-    from servax.checkpoint import parse_step
     from servax.runtime.local import LocalServable
 
     servable = load(
@@ -157,13 +162,13 @@ def _load(target: str, settings: Settings) -> LocalServable:
         executables=not settings.no_executables,
         checkpoint=settings.checkpoint,
         select=settings.select,
-        step=None if settings.step is None else parse_step(settings.step),
+        step=step,
         item=settings.item,
         dtype=settings.dtype,
         buckets=settings.bucket,
         bucket_file=settings.bucket_file,
         cache_dir=_cache_dir(settings),
-        batching=_batching(settings),
+        batching=batching,
         warm=False,
     )
     assert isinstance(servable, LocalServable), "only a URL gives another kind, and it was refused"

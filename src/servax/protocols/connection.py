@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import weakref
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,21 @@ _CLOSING = 5.0
 """Seconds that another thread's event loop has to close its connections."""
 
 
+KEY_VARIABLE = "SERVAX_API_KEY"
+"""Of the environment: the key for servers that ask for one."""
+
+
 class Connection:
-    """HTTP to one server, with its failures as errors of ours."""
+    """HTTP to one server, with its failures as errors of ours; with the key of `SERVAX_API_KEY` where there is one."""
 
     def __init__(self, base: str, timeout: float) -> None:
         import httpx2
 
         self.base = base
         self._timeout = timeout
-        self._client = httpx2.Client(timeout=timeout)
+        key = os.environ.get(KEY_VARIABLE)
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._client = httpx2.Client(timeout=timeout, headers=self._headers)
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient]
         self._async = weakref.WeakKeyDictionary()
         self._closing: set[asyncio.Task[None]] = set()
@@ -54,7 +61,7 @@ class Connection:
         self._require_open()
         loop = asyncio.get_running_loop()
         if loop not in self._async:  # a client's connections belong to the loop they were opened on
-            self._async[loop] = httpx2.AsyncClient(timeout=self._timeout)
+            self._async[loop] = httpx2.AsyncClient(timeout=self._timeout, headers=self._headers)
         try:
             response = await self._async[loop].post(self._url(path), content=body, headers=headers)
         except httpx2.RequestError as error:
