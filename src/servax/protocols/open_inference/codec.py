@@ -44,18 +44,19 @@ NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON has no form for, by the strings they travel as."""
 
 _KINDS: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
-_KIND = {datatype: dtype_of(dtype).kind for datatype, dtype in DTYPES.items()} | {"BF16": "f"}
+_NUMPY = {datatype: dtype_of(dtype) for datatype, dtype in DTYPES.items()}
+_KIND = {datatype: "f" if datatype == "BF16" else dtype.kind for datatype, dtype in _NUMPY.items()}
 _CODES = {
-    "bool": "?",
+    "BOOL": "?",
     **{
-        f"{sign}int{bits}": code
-        for sign, codes in (("", "bhiq"), ("u", "BHIQ"))
+        f"{sign}INT{bits}": code
+        for sign, codes in (("", "bhiq"), ("U", "BHIQ"))
         for bits, code in zip((8, 16, 32, 64), codes, strict=True)
     },
-    "float32": "f",
-    "float64": "d",
+    "FP32": "f",
+    "FP64": "d",
 }
-"""`struct`'s letter by dtype."""
+"""`struct`'s letter by datatype."""
 _PIECE = 1 << 20
 """Bytes of JSON that are read at once: a list of numbers takes up to sixteen times the room of its text."""
 _MOST_AXES = 64  # NumPy's own limit
@@ -119,7 +120,7 @@ def decode(
     require_known(label, datatype)
     if notation is JSON:
         require_json(label, datatype)
-    dtype = dtype_of(DTYPES[datatype])
+    dtype = _NUMPY[datatype]
     check_shape(label, shape)
     count = math.prod(shape)
     if len(data) > _PIECE and notation is JSON and dtype.kind != "O":
@@ -134,7 +135,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
     """As `decode`, of values that are a flat list of the datatype's kind already."""
     label = short(name)
     check_shape(label, shape)
-    return _shaped(label, _array(label, values, dtype_of(DTYPES[datatype]), datatype), shape)
+    return _shaped(label, _array(label, values, _NUMPY[datatype], datatype), shape)
 
 
 def encode(name: str, array: np.ndarray[Any, Any]) -> list[Any]:
@@ -352,7 +353,7 @@ def _array(name: str, values: list[Any], dtype: np.dtype, datatype: str) -> np.n
         array[:] = values
         return array
     try:
-        if (code := _CODES.get(dtype.name)) is not None:
+        if (code := _CODES.get(datatype)) is not None:
             return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
         with np.errstate(over="raise"):
             return np.array(values, np.float32).astype(dtype)

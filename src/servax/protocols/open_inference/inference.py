@@ -116,7 +116,7 @@ class Inference:
         answered_by = result.version or version or self._plane.get(model).version
         answer = _answer((model, answered_by, function), message.id, outputs, wanted, result)
         if self._timings:
-            steps = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items())
+            steps = ", ".join([f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items()])
             answer.headers = (*answer.headers, (b"server-timing", steps.encode()))
         return answer
 
