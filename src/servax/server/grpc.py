@@ -33,6 +33,12 @@ Wrap = Callable[[str, Any], Any]
 _MARGIN = 64 * 1024
 """Bytes of a message beside its tensors: names, shapes, parameters."""
 
+_SILENCE = 60_000
+"""Milliseconds after which a silent connection is asked whether it lives: the calls of a dead one leave the queue."""
+
+_LEAST_PING = 10_000
+"""Milliseconds between the pings of an idle client; one that sends more is cut off."""
+
 
 class GrpcServer:
     """A gRPC server over a data plane, on the event loop that `start` runs in.
@@ -86,6 +92,9 @@ class GrpcServer:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self._max_body + _MARGIN),
             ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", _SILENCE),
+            ("grpc.keepalive_timeout_ms", _SILENCE // 3),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", _LEAST_PING),
         )
         server = grpc.aio.server(handlers=(self._methods,), options=options)
         address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
