@@ -41,3 +41,73 @@ def test_what_waits_is_not_taken_after_closing():
     queue.put(item)
     assert queue.close() == (item,)
     assert queue.take() is None
+
+
+class Busy:
+    """A source that always has work, of a fixed duration on the queue's clock."""
+
+    def __init__(self) -> None:
+        self.used = 0.0
+        self.work = Item()
+
+    def next(self, now: float) -> Item:
+        return self.work
+
+    def close(self):
+        return ()
+
+    def __len__(self) -> int:
+        return 1
+
+
+def served(monkeypatch, queue: FairQueue, seconds: dict[object, float], runs: int, start: float = 0.0) -> list[object]:
+    """What is taken, when each piece of work takes so many seconds."""
+    now, taken = [start], []
+    monkeypatch.setattr("servax.runtime.queue.time.perf_counter", lambda: now[0])
+    for _ in range(runs):
+        taken.append(queue.take())
+        now[0] += seconds[taken[-1]]
+    return taken
+
+
+def test_the_device_is_shared_by_the_time_it_is_used_and_not_by_turns(monkeypatch):
+    queue, fast, slow = FairQueue(), Busy(), Busy()
+    for source in (fast, slow):
+        queue.join(source)
+        with queue.lock:
+            queue.wake(source)
+    taken = served(monkeypatch, queue, {fast.work: 1.0, slow.work: 9.0}, 100)
+    assert taken.count(slow.work) == 10
+    assert taken.count(fast.work) == 90
+
+
+def test_who_had_nothing_to_do_gains_nothing_by_it(monkeypatch):
+    queue, steady, late = FairQueue(), Busy(), Busy()
+    queue.join(steady)
+    with queue.lock:
+        queue.wake(steady)
+    served(monkeypatch, queue, {steady.work: 1.0}, 1000)
+    queue.join(late)
+    with queue.lock:
+        queue.wake(late)
+    taken = served(monkeypatch, queue, {steady.work: 1.0, late.work: 1.0}, 20, start=1000.0)
+    assert 9 <= taken.count(late.work) <= 11
+
+
+def test_a_source_that_wants_to_wait_is_asked_again_while_others_go_on():
+    class Holding(Busy):
+        asked = 0
+
+        def next(self, now: float):
+            self.asked += 1
+            return 0.001 if self.asked < 3 else self.work
+
+    queue, holding = FairQueue(), Holding()
+    queue.join(holding)
+    item = Item()
+    queue.put(item)
+    assert queue.take() is item
+    assert queue.take() is holding.work
+    assert holding.asked >= 3
+    queue.leave(holding)
+    assert len(queue) == 0
