@@ -28,7 +28,10 @@ from servax.server.startup import Startup
 START_FAILED = StartupError.exit_code
 
 _GRACE = 10.0
-"""Seconds that connections have to send answers that are there."""
+"""Seconds that connections have to send answers that are there, and models to free what they hold."""
+
+_GLANCE = 0.02
+"""Seconds between two looks at whether they have."""
 
 
 def run(models: Models, settings: Settings, *, as_json: bool = False) -> int:
@@ -52,7 +55,7 @@ def run(models: Models, settings: Settings, *, as_json: bool = False) -> int:
         process = _Process(models, settings, access_log, log, told)
         code = process.run()
     told("ended", code=code)
-    if process.loading or process.left:
+    if process.loading or process.left or process.closing:
         # A thread inside XLA does not survive the interpreter's end: the process ends without it.
         sys.stderr.flush()
         sys.stdout.flush()
@@ -76,6 +79,7 @@ class _Process:
 
     Attributes:
       left: how many requests outlived the drain.
+      closing: whether what the models hold is not freed yet.
     """
 
     def __init__(self, models: Models, settings: Settings, access_log: AccessLog | None, log: Any, told: _Told) -> None:
@@ -90,11 +94,16 @@ class _Process:
         self._stopping: asyncio.Task[None] | None = None
         self.left = 0
         self._thread = threading.Thread(target=self._loading, name="servax-loader", daemon=True)
+        self._closer = threading.Thread(target=models.close, name="servax-closer", daemon=True)
 
     @property
     def loading(self) -> bool:
         """Whether the loader still runs."""
         return self._thread.is_alive()
+
+    @property
+    def closing(self) -> bool:
+        return self._closer.is_alive()
 
     def run(self) -> int:
         try:
@@ -169,7 +178,10 @@ class _Process:
                 self._log.warning("not drained", requests=self.left, seconds=timeout)
         self._front.stop(1.0 if self.left else _GRACE)
         if not self.left and not self.loading:
-            await asyncio.to_thread(self._models.close)
+            self._closer.start()
+            ends = time.monotonic() + _GRACE
+            while self._closer.is_alive() and time.monotonic() < ends:  # a store may be loading a version just now
+                await asyncio.sleep(_GLANCE)
 
     def _tell_failure(self, error: Exception) -> int:
         if not isinstance(error, ServaxError):
