@@ -14,7 +14,9 @@ from servax.stages.buckets import Bucket
 
 
 def at(seconds: float, **sizes: int) -> Measured:
-    return Measured(sizes, sizes.get("batch", 1), 10, seconds, seconds, seconds, 1.0, None, None)
+    return Measured(
+        sizes, Bucket.of(**sizes).label, sizes.get("batch", 1), 10, seconds, seconds, seconds, 1.0, None, None
+    )
 
 
 def test_a_larger_batch_is_kept_only_if_it_gains() -> None:
@@ -59,6 +61,13 @@ MODEL = servax.Model(
     name="net",
 )
 MODEL.function(inputs={"x": "float32[batch]"}, name="other")(lambda params, x: x)
+
+
+def test_a_bucket_that_another_ran_for_says_so() -> None:
+    odd = Measured({"batch": 1}, "batch=2", 1, 10, 1.0, 1.0, 1.0, 1.0, None, None)
+    shown = repr(Sweep("predict", "batch", (odd, at(1.0, batch=2)), 0.1, {"batch": [1]}).table())
+    assert "batch=1 (ran as batch=2)" in shown
+    assert shown.count("ran as") == 1
 
 
 def test_one_function_with_the_sizes_asked_for() -> None:

@@ -35,6 +35,7 @@ class Measured:
 
     Attributes:
       sizes: by dimension.
+      ran: label of the bucket that ran; another one where the planner found that to be much cheaper.
       rows: of a run; 1 without a batch dimension.
       runs: that were measured, one after the other.
       p50, p95: seconds from call to answer.
@@ -45,6 +46,7 @@ class Measured:
     """
 
     sizes: Mapping[str, int]
+    ran: str
     rows: int
     runs: int
     p50: float
@@ -53,6 +55,11 @@ class Measured:
     compile: float
     program_bytes: int | None
     argument_bytes: int | None
+
+    @property
+    def label(self) -> str:
+        """The bucket's label."""
+        return Bucket.of(**self.sizes).label
 
     @property
     def rows_per_second(self) -> float:
@@ -114,7 +121,7 @@ class Sweep:
             ("bucket", *heads, ">compile", ">code+temp", ">arguments", ">runs"),
             [
                 (
-                    Bucket.of(**each.sizes).label,
+                    each.label if each.ran == each.label else f"{each.label} (ran as {each.ran})",
                     f"{each.rows_per_second:,.0f}",
                     *(f"{each.rows_per_second * each.sizes[dim]:,.0f}" for dim in lengths),
                     *map(seconds_text, (each.p50, each.p95, each.device, each.compile)),
@@ -182,7 +189,7 @@ def measure(
             expected="; ".join(bucket.label for bucket in servable.grid[function]),
         )
     inputs = {bucket: inputs_of(signature, bucket) for bucket in buckets}
-    times: dict[Bucket, list[tuple[float, float]]] = {bucket: [] for bucket in buckets}
+    times: dict[Bucket, list[_Run]] = {bucket: [] for bucket in buckets}
     with step("measure", _ROUNDS * len(buckets)):
         for bucket in buckets:
             _timed(servable, function, inputs[bucket], 0.0)
@@ -227,31 +234,40 @@ def knee(measured: Sequence[Measured], batch: str | None, gain: float) -> dict[s
     return kept
 
 
-def _measured(bucket: Bucket, batch: str | None, times: list[tuple[float, float]], program: StageRow) -> Measured:
-    walls, devices = zip(*times, strict=True)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run: seconds as its caller waited for it, and on the device, and the label of the bucket that ran."""
+
+    wall: float
+    device: float
+    bucket: str
+
+
+def _measured(bucket: Bucket, batch: str | None, times: list[_Run], program: StageRow) -> Measured:
+    walls = [run.wall for run in times]
     memory = (program.code_bytes, program.temp_bytes)
     return Measured(
         sizes=bucket.mapping(),
+        ran=statistics.mode(run.bucket for run in times),
         rows=1 if batch is None else bucket[batch],
         runs=len(times),
         p50=statistics.median(walls),
         p95=float(np.percentile(walls, 95)),
-        device=statistics.median(devices),
+        device=statistics.median(run.device for run in times),
         compile=sum(filter(None, (program.trace, program.lower, program.compile, program.load))),
         program_bytes=None if None in memory else sum(filter(None, memory)),
         argument_bytes=program.argument_bytes,
     )
 
 
-def _timed(
-    servable: LocalServable, function: str, inputs: Mapping[str, Any], seconds: float
-) -> list[tuple[float, float]]:
-    """Seconds of each run as its caller waits for it, and on the device; at least `_FEWEST` runs."""
-    times: list[tuple[float, float]] = []
+def _timed(servable: LocalServable, function: str, inputs: Mapping[str, Any], seconds: float) -> list[_Run]:
+    """Runs for so long, at least `_FEWEST`."""
+    times: list[_Run] = []
     until = time.perf_counter() + seconds
     while len(times) < _FEWEST or time.perf_counter() < until:
         began = time.perf_counter()
         result = servable.infer(InferRequest(function, inputs, owned=True))
         wall = time.perf_counter() - began
-        times.append((wall, sum(result.times[name] for name in ("transfer", "execute", "copy"))))
+        device = sum(result.times[name] for name in ("transfer", "execute", "copy"))
+        times.append(_Run(wall, device, result.bucket))
     return times

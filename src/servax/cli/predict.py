@@ -63,7 +63,7 @@ def command(
         typer.Option(
             "--rows-per-request",
             min=1,
-            help="Default: what the largest bucket takes, 32 against a server.",
+            help="Default: what the bucket takes that costs least a row; 32 against a server.",
             show_default=False,
         ),
     ] = None,

@@ -141,7 +141,10 @@ class _Run:
         self._done = 0
         self._failed = 0
         self._local = isinstance(servable, LocalServable)
-        self._buckets: Sequence[Bucket] = servable.grid[function] if isinstance(servable, LocalServable) else ()
+        self._costs: dict[Bucket, float] = {}
+        if isinstance(servable, LocalServable):
+            costs = servable.costs
+            self._costs = {bucket: costs.get((function, bucket), 1.0) for bucket in servable.grid[function]}
 
     async def all(self) -> int:
         """Computes every chunk that is not done; gives the rows that were."""
@@ -214,7 +217,7 @@ class _Run:
         return groups
 
     def _capacity(self, row: int, lengths: Sequence[tuple[int, ...]]) -> int:
-        """Rows of the largest bucket that holds such a row."""
+        """Rows of the bucket that holds such a row and costs least a row; of equal ones the largest."""
         batch = self._plan.signature.batch
         if not self._local or batch is None:
             return _REMOTE_ROWS
@@ -223,8 +226,12 @@ class _Run:
         for dim, (name, axis) in self._plan.dims.items():
             if axis == 0:
                 sizes[dim] = lengths[row][differing.index(name)]
-        fitting = [bucket[batch] for bucket in self._buckets if all(bucket[dim] >= size for dim, size in sizes.items())]
-        return max(fitting, default=1)
+        fitting = [
+            (cost / bucket[batch], -bucket[batch])
+            for bucket, cost in self._costs.items()
+            if all(bucket[dim] >= size for dim, size in sizes.items())
+        ]
+        return -min(fitting)[1] if fitting else 1
 
     async def _answer(
         self, rows: list[int], columns: Mapping[str, Column], gathered: Gathered, errors: dict[int, str]

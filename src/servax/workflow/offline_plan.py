@@ -25,7 +25,7 @@ class OfflineOptions:
     Attributes:
       outputs: names of those that are kept; all where empty.
       chunk: rows that are read, computed and stored at a time; None: as many as fit into 32 MiB, at most 1024.
-      request: the most rows of one request; None: of the largest bucket that holds them (32 against a server).
+      request: the most rows of one request; None: of the bucket that costs least a row (32 against a server).
       in_flight: requests that are on their way at a time; None: 8, and 64 where each has but one row.
       restart: begin anew, whatever partial results are there.
     """
