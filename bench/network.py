@@ -30,7 +30,7 @@ def encoder(params: Parameters, tokens: jax.Array, n: jax.Array) -> dict[str, ja
     """`tokens` int32 `[batch, length]` of true lengths `n` int32 `[batch]` to the mean state float32 `[batch, 256]`."""
     batch, length = tokens.shape
     true = jnp.arange(length) < n[:, None]
-    hidden = params["words"][tokens] + params["positions"][:length]
+    hidden = params["words"][tokens] + params["positions"][jnp.arange(length)]
     for layer in range(LAYERS):
         name = f"layer{layer}"
         normed = _norm(hidden, params[f"{name}_norm0"])

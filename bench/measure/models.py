@@ -56,15 +56,14 @@ MODELS = {"mlp": Model("mlp", "x", "FP32"), "encoder": Model("encoder", "tokens"
 
 
 def grid() -> list[dict[str, int]]:
-    """The encoder's buckets: one row in steps of 8, several in steps of 16, and three for larger requests."""
-    alone = [(1, length) for length in range(8, LONGEST + 1, 8)]
-    joined = [
-        (batch, length)
-        for length in range(16, LONGEST + 1, 16)
-        for batch in (2, 4, 8)
-        if batch * length <= TOKENS and (batch, length) != (8, 16)
-    ]
-    large = [(8, length) for length in (64, 96, 128)]
+    """The encoder's buckets: lengths in steps of 16, batches that fill 256 tokens, and two for larger requests.
+
+    Each costs some 6 MiB, so there are not more.
+    """
+    steps = range(16, LONGEST + 1, 16)
+    alone = [(1, length) for length in steps]
+    joined = [(4 if length <= 64 else 2, length) for length in steps]
+    large = [(8, length) for length in (32, 64, 128)]
     return [{"batch": batch, "length": length} for batch, length in alone + joined + large]
 
 

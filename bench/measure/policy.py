@@ -13,8 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -42,21 +42,46 @@ def smallest(buckets: list[Bucket], rows: int, length: int) -> Bucket:
     return min((each for each in buckets if each[0] >= rows and each[1] >= length), key=lambda each: each[0] * each[1])
 
 
-def one_by_one(waiting: Rows, buckets: list[Bucket]) -> tuple[Rows, Bucket]:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Programs by bucket, with the seconds that each takes."""
+
+    programs: Mapping[Bucket, Callable[[np.ndarray, np.ndarray], np.ndarray]]
+    costs: Mapping[Bucket, float]
+
+
+def one_by_one(waiting: Rows, table: Table) -> tuple[Rows, Bucket]:
     """The oldest request alone."""
-    return waiting[:1], smallest(buckets, 1, len(waiting[0]))
+    return waiting[:1], smallest(list(table.costs), 1, len(waiting[0]))
 
 
-def by_length(waiting: Rows, buckets: list[Bucket]) -> tuple[Rows, Bucket]:
+def by_length(waiting: Rows, table: Table) -> tuple[Rows, Bucket]:
     """The oldest request with the others of its step of 16, up to 256 tokens a call; alone where there are none."""
     length = -(-len(waiting[0]) // 16) * 16
     fitting = [row for row in waiting if length - 16 < len(row) <= length]
     full = max(
-        batch for batch, size in buckets if size == length and batch <= len(fitting) and batch * size <= models.TOKENS
+        batch
+        for batch, size in table.costs
+        if size == length and batch <= len(fitting) and batch * size <= models.TOKENS
     )
     if full == 1:
-        return one_by_one(waiting, buckets)
+        return one_by_one(waiting, table)
     return fitting[:full], (full, length)
+
+
+def by_cost(waiting: Rows, table: Table) -> tuple[Rows, Bucket]:
+    """The oldest request, in the bucket where a true token costs least, filled with the longest that fit."""
+    oldest, *others = waiting
+    others.sort(key=len, reverse=True)
+    best: tuple[float, Rows, Bucket] | None = None
+    for (batch, length), cost in table.costs.items():
+        if length >= len(oldest) and batch * length <= models.TOKENS:
+            chosen = [oldest, *[row for row in others if len(row) <= length][: batch - 1]]
+            price = cost / sum(map(len, chosen))
+            if best is None or price < best[0]:
+                best = price, chosen, (batch, length)
+    assert best is not None
+    return best[1:]
 
 
 def main() -> None:
@@ -70,38 +95,42 @@ def main() -> None:
     with np.load(models.parameters_file("encoder", folder)) as arrays:
         params = {name: jax.device_put(array) for name, array in arrays.items()}
     buckets = [(bucket["batch"], bucket["length"]) for bucket in models.grid()]
-    programs: dict[Bucket, Any] = {}
+    programs: dict[Bucket, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {}
+    costs: dict[Bucket, float] = {}
     for batch, length in buckets:
         shapes = (jax.ShapeDtypeStruct((batch, length), np.int32), jax.ShapeDtypeStruct((batch,), np.int32))
-        programs[batch, length] = jax.jit(encoder).lower(params, *shapes).compile()
+        compiled = jax.jit(encoder).lower(params, *shapes).compile()
+        programs[batch, length] = lambda tokens, n, compiled=compiled: np.asarray(compiled(params, tokens, n)["output"])
+        costs[batch, length] = _cost(programs[batch, length], batch, length)
+    table = Table(programs, costs)
     rows = [row[0] for row in models.requests("encoder", 256)]
-    policies = {"one by one": one_by_one, "by length": by_length}
-    rates: dict[str, float] = {}
-    for name, policy in policies.items():
-        rates[name] = _rate(programs, params, rows, policy, seconds)
-    print(json.dumps(rates))
+    policies = {"one by one": one_by_one, "by length": by_length, "by measured cost": by_cost}
+    print(json.dumps({name: _rate(table, rows, policy, seconds) for name, policy in policies.items()}))
 
 
-def _rate(
-    programs: Mapping[Bucket, Any],
-    params: Mapping[str, Any],
-    rows: Rows,
-    policy: Callable[[Rows, list[Bucket]], tuple[Rows, Bucket]],
-    seconds: float,
-) -> float:
-    buckets = list(programs)
+def _cost(program: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: int, length: int) -> float:
+    tokens, n = np.zeros((batch, length), np.int32), np.full(batch, length, np.int32)
+    seconds: list[float] = []
+    for _ in range(7):
+        began = time.perf_counter()
+        program(tokens, n)
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds)[3]
+
+
+def _rate(table: Table, rows: Rows, policy: Callable[[Rows, Table], tuple[Rows, Bucket]], seconds: float) -> float:
     order = np.random.default_rng(2).permutation(len(rows))
     waiting = [rows[number] for number in order[:WAITING]]
     taken, done = WAITING, 0
     began = time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
-        chosen, (batch, length) = policy(waiting, buckets)
+        chosen, (batch, length) = policy(waiting, table)
         tokens = np.zeros((batch, length), np.int32)
         n = np.zeros(batch, np.int32)
         for number, row in enumerate(chosen):
             tokens[number, : len(row)] = row
             n[number] = len(row)
-        np.asarray(programs[batch, length](params, tokens, n)["output"])
+        table.programs[batch, length](tokens, n)
         gone = {id(row) for row in chosen}
         waiting = [row for row in waiting if id(row) not in gone]
         while len(waiting) < WAITING:
