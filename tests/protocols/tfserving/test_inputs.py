@@ -116,7 +116,7 @@ def test_integers_of_every_width_up_to_their_limits(dtype):
     array = array_of(spec, [int(limits.min), int(limits.max)])
     assert array.dtype == spec.numpy_dtype
     assert list(map(int, array)) == [limits.min, limits.max]
-    for beyond in (int(limits.max) + 1, int(limits.min) - 1):
+    for beyond in (int(limits.max) + 1, int(limits.min) - 1, 10**30):
         with pytest.raises(InvalidInput) as caught:
             array_of(spec, [0, beyond])
         assert (caught.value.where, caught.value.seen) == ("x", str(beyond))

@@ -70,7 +70,7 @@ def write_outputs(outputs: Mapping[str, Array]) -> bytes:
 
 def _plain(array: Array) -> Array:
     """The array in a dtype of NumPy's own, which has all its values."""
-    if array.dtype.kind in "biuf" and array.dtype.name in np.sctypeDict:
+    if array.dtype.isbuiltin == 1:
         return array
     return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ MOST_REPEATED = 64 * 1024 * 1024
 _MOST_AXES = 64  # NumPy's own limit
 _DTYPES = {number: dtype for dtype, (_, number) in DATA_TYPES.items()}
 _LAYOUTS = {number: dtype_of(dtype).newbyteorder("<") for number, dtype in _DTYPES.items() if dtype != "string"}
-_STRING = DATA_TYPES["string"][1]
+_NUMBERS = {dtype_of(dtype): number for number, dtype in _DTYPES.items() if dtype != "string"}
+_STRING, _BOOL = DATA_TYPES["string"][1], DATA_TYPES["bool"][1]
 
 _LISTS = {
     "float32": "float_val",
@@ -64,7 +66,7 @@ def read_tensor(name: str, tensor: Any) -> Array:
             f"{len(content)} bytes of tensor_content",
             short(f"{size} for {_type(tensor.dtype)} of shape {list(shape)}"),
         )
-    if layout == np.bool_ and max(content) > 1:
+    if tensor.dtype == _BOOL and max(content) > 1:
         raise _wrong(label, f"the byte {max(content)}", "0 or 1 for DT_BOOL")
     return np.frombuffer(content, layout).reshape(shape)
 
@@ -75,8 +77,8 @@ def write_tensor(name: str, array: Array, tensor: Any) -> None:
     Raises:
       InvalidInput: TensorFlow has no type for the dtype.
     """
-    known = DATA_TYPES.get(array.dtype.name)
-    if known is None:
+    number = _NUMBERS.get(array.dtype)
+    if number is None:
         raise InvalidInput(
             f"output {name!r} has a dtype that TensorFlow has no type for",
             where=name,
@@ -84,15 +86,18 @@ def write_tensor(name: str, array: Array, tensor: Any) -> None:
             expected="one of " + ", ".join(DATA_TYPES),
             remedy="convert it inside the function, or leave it out by output_filter",
         )
-    tensor.dtype = known[1]
+    tensor.dtype = number
+    shape = tensor.tensor_shape
+    shape.SetInParent()  # of a scalar too: it has a shape, without axes
     for size in array.shape:
-        tensor.tensor_shape.dim.add().size = size
-    tensor.tensor_shape.SetInParent()  # of a scalar too: it has a shape, without axes
-    tensor.tensor_content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        shape.dim.add(size=size)
+    if sys.byteorder == "big":
+        array = array.byteswap()
+    tensor.tensor_content = array.tobytes()
 
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:
-    sizes = tuple(dim.size for dim in shape.dim)
+    sizes = tuple([dim.size for dim in shape.dim])
     if shape.unknown_rank:
         raise _wrong(name, "a shape of unknown rank", "the size of every axis")
     if len(sizes) > _MOST_AXES:
