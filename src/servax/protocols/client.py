@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
-import msgspec
 import numpy as np
 
 from servax.core.errors import DeadlineExceeded, ExecutionError, InvalidInput, NotFound, ServaxError, UsageError
 from servax.core.tensors import Signature, TensorSpec
-from servax.protocols.connection import DEFAULT_TIMEOUT, Connection
-from servax.protocols.open_inference import answers, messages
+from servax.protocols.connection import DEFAULT_TIMEOUT, Connection, Credentials
+from servax.protocols.open_inference import answers, binary, messages
 from servax.protocols.open_inference.codec import datatype_of, decode, encode
+from servax.protocols.open_inference.raw import decode_raw
 from servax.runtime.request import InferRequest, InferResult, new_id
 from servax.runtime.servable import Outputs, Progress, State, default_function, flat_inputs, no_attribute
 from servax.stages.buckets import Bucket
@@ -34,13 +34,27 @@ if TYPE_CHECKING:
     from servax.runtime.swap import SwapReport
 
 
-def connect(url: str, *, model: str | None = None, timeout: float = DEFAULT_TIMEOUT) -> RemoteServable:
+def connect(
+    url: str,
+    *,
+    model: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    api_key: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
+) -> RemoteServable:
     """The model behind `http://host:8000`, or `http://host:8000/v2/models/NAME`.
+
+    Tensors travel in binary where the server lists that extension, and every dtype of the protocol with them; in JSON
+    elsewhere.
 
     Args:
       url: of the server, or of one model on it.
       model: which model, where the URL does not say it and the server has several.
       timeout: seconds that an answer may take.
+      api_key: for a server that asks for one; by default that of the environment's `SERVAX_API_KEY`.
+      ca: of `https://`, the file of certificates that sign the server's; by default the system's.
+      certificate: files of a certificate and of its key, for a server that asks for the client's.
 
     Raises:
       NotReady: nothing answers at this URL.
@@ -49,14 +63,14 @@ def connect(url: str, *, model: str | None = None, timeout: float = DEFAULT_TIME
       NotFound: the server has no such model.
     """
     base, named = _split(url)
-    remote = Connection(base, timeout)
+    remote = Connection(base, timeout, Credentials(api_key, ca, certificate))
     try:
         name = model or named or _only_model(remote)
         metadata = remote.get(f"/models/{quote(name, errors='replace')}", answers.Model)
     except ServaxError:
         remote.close()
         raise
-    return RemoteServable(remote, metadata)
+    return RemoteServable(remote, metadata, binary=_reads_binary(remote))
 
 
 class RemoteServable:
@@ -65,7 +79,7 @@ class RemoteServable:
     What the server is not asked for anew: name, versions and signatures are those of the moment of `connect`.
     """
 
-    def __init__(self, connection: Connection, metadata: answers.Model) -> None:
+    def __init__(self, connection: Connection, metadata: answers.Model, *, binary: bool) -> None:
         self._connection = connection
         self._metadata = metadata
         self._path = f"/models/{quote(metadata.name)}"
@@ -76,6 +90,7 @@ class RemoteServable:
         self._signatures = {name: signature for name, (signature, _) in read.items()}
         self._texts = {name: texts for name, (_, texts) in read.items()}
         self._named = bool(metadata.functions)
+        self._binary = binary
 
     @property
     def name(self) -> str:
@@ -194,27 +209,40 @@ class RemoteServable:
                 f"{self.name} has no function {request.function!r}", expected=" or ".join(sorted(self._signatures))
             )
         tensors = _complete(signature, self._texts[request.function], request.tensors)
-        message: messages.Message = {
-            "id": request.id or new_id(),
-            "inputs": [
-                {"name": name, "datatype": datatype, "shape": list(array.shape), "data": encode(name, array)}
-                for name, (datatype, array) in tensors.items()
-            ],
-        }
-        if outputs is not None:
-            message["outputs"] = [{"name": name} for name in ([outputs] if isinstance(outputs, str) else outputs)]
-        if self._named:
-            message["parameters"] = {"function": request.function}
+        parameters: messages.Parameters = {"function": request.function} if self._named else {}
         headers = {"content-type": "application/json"}
+        if request.priority:
+            headers["request-priority"] = str(request.priority)
         if request.deadline is not None:
             left = (request.deadline - time.monotonic()) * 1e3
             if left <= 0:
                 raise DeadlineExceeded("the deadline passed before the request was sent")
             headers["request-timeout-ms"] = f"{left:.3f}"
-        try:
-            return msgspec.json.encode(message), headers
-        except UnicodeEncodeError as error:  # of the texts in a message, only the id is not checked before
-            raise InvalidInput("the request's id is not Unicode", where="id", seen=str(error)) from None
+        message: messages.Message = {"id": request.id or new_id()}
+        if outputs is not None:
+            message["outputs"] = [{"name": name} for name in ([outputs] if isinstance(outputs, str) else outputs)]
+        inputs: list[messages.Message] = [
+            {"name": name, "datatype": datatype, "shape": list(array.shape)}
+            for name, (datatype, array) in tensors.items()
+        ]
+        arrays = {name: array for name, (_, array) in tensors.items()}
+        if self._binary:
+            message["parameters"] = {**parameters, "binary_data_output": True}
+            body, length = binary.write_binary(message, "inputs", inputs, arrays)
+            headers |= {"content-type": "application/octet-stream", "inference-header-content-length": str(length)}
+            return body, headers
+        if parameters:
+            message["parameters"] = parameters
+        message["inputs"] = [tensor | {"data": encode(tensor["name"], arrays[tensor["name"]])} for tensor in inputs]
+        return messages.write_message(message), headers
+
+
+def _reads_binary(connection: Connection) -> bool:
+    """Whether a server says that it takes binary tensors; one that says nothing of itself does not."""
+    try:
+        return binary.EXTENSION in connection.get("", answers.Server).extensions
+    except ServaxError:
+        return False
 
 
 def _split(url: str) -> tuple[str, str | None]:
@@ -280,10 +308,17 @@ def _texts(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _result(response: httpx2.Response) -> InferResult:
-    answer = answers.read(answers.Inference, response.content, str(response.url))
+    head, rest = response.content, memoryview(b"")
+    length = response.headers.get(binary.HEADER.decode(), "")
+    if length.isdigit():
+        head, rest = head[: int(length)], memoryview(head)[int(length) :]
+    answer = answers.read(answers.Inference, head, str(response.url))
     try:
         tensors = {
-            each.name: decode(each.name, each.datatype, each.shape, memoryview(each.data)) for each in answer.outputs
+            each.name: decode(each.name, each.datatype, each.shape, memoryview(each.data)).copy()
+            if piece is None
+            else decode_raw(each.name, each.datatype, each.shape, piece).copy()
+            for each, piece in zip(answer.outputs, binary.binary_data(answer.outputs, rest), strict=True)
         }
     except InvalidInput as error:  # the input of this side: nothing that the caller sent
         raise ExecutionError(
@@ -293,7 +328,7 @@ def _result(response: httpx2.Response) -> InferResult:
             expected=error.expected,
         ) from None
     bucket = str((answer.parameters or {}).get("bucket", ""))
-    return InferResult(tensors, bucket, _times(response.headers.get("server-timing", "")))
+    return InferResult(tensors, bucket, _times(response.headers.get("server-timing", "")), answer.model_version or "")
 
 
 def _times(header: str) -> dict[str, float]:

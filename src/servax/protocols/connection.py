@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 import weakref
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,17 +29,58 @@ KEY_VARIABLE = "SERVAX_API_KEY"
 """Of the environment: the key for servers that ask for one."""
 
 
-class Connection:
-    """HTTP to one server, with its failures as errors of ours; with the key of `SERVAX_API_KEY` where there is one."""
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a client shows to a server, and what it trusts.
 
-    def __init__(self, base: str, timeout: float) -> None:
+    Attributes:
+      api_key: sent with every request; None: that of `SERVAX_API_KEY`, where there is one.
+      ca: file of the certificates that sign the server's; None: those of the system.
+      certificate: files of the client's own certificate and of its key, where the server asks for one.
+    """
+
+    api_key: str | None = None
+    ca: str | os.PathLike[str] | None = None
+    certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Those of every request."""
+        key = os.environ.get(KEY_VARIABLE) if self.api_key is None else self.api_key
+        return {} if key is None else {"authorization": f"Bearer {key}"}
+
+    def context(self) -> ssl.SSLContext:
+        """For connections over TLS.
+
+        Raises:
+          UsageError: a file is not there, or holds no certificate.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                context.load_cert_chain(*self.certificate)
+        except OSError as error:  # ssl.SSLError too
+            files = [self.ca, *(self.certificate or ())]
+            raise UsageError(
+                "the certificates cannot be read",
+                where=", ".join(os.fspath(each) for each in files if each is not None),
+                seen=str(error),
+                expected="PEM files",
+            ) from error
+        return context
+
+
+class Connection:
+    """HTTP to one server, with its failures as errors of ours."""
+
+    def __init__(self, base: str, timeout: float, credentials: Credentials) -> None:
         import httpx2
 
         self.base = base
         self._timeout = timeout
-        key = os.environ.get(KEY_VARIABLE)
-        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._client = httpx2.Client(timeout=timeout, headers=self._headers)
+        self._options: dict[str, Any] = {"timeout": timeout, "headers": credentials.headers()}
+        if base.startswith("https:"):
+            self._options["verify"] = credentials.context()
+        self._client = httpx2.Client(**self._options)
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient]
         self._async = weakref.WeakKeyDictionary()
         self._closing: set[asyncio.Task[None]] = set()
@@ -61,7 +104,7 @@ class Connection:
         self._require_open()
         loop = asyncio.get_running_loop()
         if loop not in self._async:  # a client's connections belong to the loop they were opened on
-            self._async[loop] = httpx2.AsyncClient(timeout=self._timeout, headers=self._headers)
+            self._async[loop] = httpx2.AsyncClient(**self._options)
         try:
             response = await self._async[loop].post(self._url(path), content=body, headers=headers)
         except httpx2.RequestError as error:

@@ -77,10 +77,17 @@ class Listed(msgspec.Struct):
     name: str
 
 
+class Server(msgspec.Struct):
+    """`metadata_server_response`."""
+
+    extensions: list[str] = []
+
+
 class Inference(msgspec.Struct):
     """`inference_response`."""
 
     outputs: list[InputTensor]
+    model_version: str | None = None
     parameters: Parameters | None = None
 
 

@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from servax.core.errors import InvalidInput
 from servax.core.tensors import Signature
 from servax.protocols.bodies import Body
 from servax.protocols.open_inference.codec import DTYPES, datatype_of
-from servax.protocols.open_inference.messages import Message
+from servax.protocols.open_inference.messages import Message, write_message
 from servax.protocols.open_inference.raw import decode_raw, encode_raw
 from servax.protocols.wording import short
 
+EXTENSION = "binary_tensor_data"
 HEADER = b"inference-header-content-length"
 CONTENT_TYPE = b"application/octet-stream"
 
@@ -123,13 +123,19 @@ def raw_tensor(signature: Signature, data: Body, texts: Mapping[str, str]) -> di
     return {spec.name: decode_raw(spec.name, datatype_of(spec.dtype), shape, memoryview(data))}
 
 
-def write_binary(message: Message, tensors: Sequence[Message], arrays: Mapping[str, Any]) -> tuple[bytes, int]:
-    """The body of an answer and the length of its JSON; tensors without `data` follow as bytes.
+def write_binary(
+    message: Message, key: str, tensors: Sequence[Message], arrays: Mapping[str, Any]
+) -> tuple[bytes, int]:
+    """A body and the length of its JSON; tensors without `data` follow as bytes.
 
     Args:
-      message: the answer without its outputs.
-      tensors: its outputs, of which those without `data` are binary.
+      message: without its tensors.
+      key: of the tensors in it: `inputs` or `outputs`.
+      tensors: of which those without `data` are binary.
       arrays: by name.
+
+    Raises:
+      InvalidInput: a dtype has no name in the protocol, or the message a text that is not Unicode.
     """
     pieces: list[bytes | memoryview] = [b""]
     for tensor in tensors:
@@ -137,7 +143,7 @@ def write_binary(message: Message, tensors: Sequence[Message], arrays: Mapping[s
             piece = encode_raw(tensor["name"], arrays[tensor["name"]])
             tensor["parameters"] = {_SIZE: len(piece)}
             pieces.append(piece)
-    pieces[0] = msgspec.json.encode({**message, "outputs": tensors})
+    pieces[0] = write_message({**message, key: tensors})
     return b"".join(pieces), len(pieces[0])
 
 

@@ -281,7 +281,7 @@ def _answer(
             tensor["data"] = encode(output.name, array)
         tensors.append(tensor)
     if binary_size:
-        body, length = binary.write_binary(message, tensors, arrays)
+        body, length = binary.write_binary(message, "outputs", tensors, arrays)
         return Answer(body, content_type=binary.CONTENT_TYPE, headers=((binary.HEADER, b"%d" % length),))
     message["outputs"] = tensors
     if form is MSGPACK:

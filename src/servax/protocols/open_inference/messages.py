@@ -94,6 +94,18 @@ class IntegerBody(msgspec.Struct):
     outputs: list[OutputChoice] | None = None
 
 
+def write_message(message: Message) -> bytes:
+    """A message as JSON.
+
+    Raises:
+      InvalidInput: a text in it is not Unicode.
+    """
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError as error:  # of the texts in a request, only the id is not checked before
+        raise InvalidInput("the request's id is not Unicode", where="id", seen=str(error)) from None
+
+
 class IndexBody(msgspec.Struct):
     """`repository_index_request`."""
 
