@@ -51,7 +51,8 @@ class CostModel:
         candidates = [volume] if len(measured) == 1 else _terms(dims, batch)
         columns = {term: np.array([_product(term, bucket) for bucket in measured]) / seconds for term in candidates}
         best: tuple[float, dict[Term, float]] | None = None
-        for number in range(1, min(len(candidates), len(measured)) + 1):
+        most = max(min(2, len(measured)), len(measured) - 1)  # as many terms as measurements would follow their noise
+        for number in range(1, min(len(candidates), most) + 1):
             for chosen in combinations(candidates, number):
                 matrix = np.stack([columns[term] for term in chosen], axis=1)
                 scale = np.abs(matrix).max(0)

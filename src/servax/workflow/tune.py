@@ -135,7 +135,8 @@ class Tuning:
                 ("powers of two", tuned.powers),
                 ("present", tuned.present),
             ):
-                saved = 1 - tuned.fitted.cost / candidate.cost if 0 < candidate.cost < float("inf") else 0.0
+                comparable = title != "fitted" and 0 < candidate.cost < float("inf")
+                saved = f"{1 - tuned.fitted.cost / candidate.cost:.1%}" if comparable else ""
                 rows.append(
                     (
                         name,
@@ -143,7 +144,7 @@ class Tuning:
                         _grid_text(candidate.buckets),
                         str(len(candidate.buckets)),
                         self._cost_text(candidate.cost),
-                        "" if title == "fitted" else f"{saved:.1%}",
+                        saved,
                     )
                 )
         cost = ">device time" if self.measured else ">padded elements"
