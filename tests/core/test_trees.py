@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import jax
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,3 +39,18 @@ def test_empty_dictionaries_vanish():
     assert path_of("") == ()
     assert path_text(("layers", "10", "kernel")) == "layers/10/kernel"
     assert list(flatten({"10": 1, "2": 2})) == [("10",), ("2",)]
+
+
+def test_leaves_go_with_their_last_holder_and_not_with_the_collector():
+    class Leaf:
+        pass
+
+    leaf = Leaf()
+    alive = weakref.ref(leaf)
+    gc.disable()
+    try:
+        leaves = flatten({"a": {"b": leaf}})
+        del leaf, leaves
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -410,6 +410,29 @@ def test_options_are_checked():
             StoreOptions(**wrong)
 
 
+def test_closing_does_not_wait_for_a_version_that_is_being_loaded(tmp_path, opened):
+    loader = ToyLoader()
+    put_version(tmp_path, "net", 1)
+    store = opened(loader)
+    put_version(tmp_path, "net", 2)
+    loading, release = threading.Event(), threading.Event()
+
+    def on_load():
+        loading.set()
+        assert release.wait(60)
+
+    loader.on_load = on_load
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(store.look)
+        loading.wait()
+        assert store.busy
+        assert store.close(0.01) is False
+        release.set()
+        looking.result()
+    assert store.close() is True
+    assert store.servables == ()
+
+
 def test_closing_unloads_everything(tmp_path, opened):
     put_version(tmp_path, "net", 1)
     store = opened(poll=60.0)

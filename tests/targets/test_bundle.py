@@ -213,6 +213,15 @@ def test_what_is_not_a_bundle_is_said(tmp_path, prepare, seen):
     assert caught.value.remedy is not None
 
 
+def test_the_versions_of_a_stored_model_are_named(tmp_path):
+    for version in ("9", "10"):
+        write(tmp_path / "net" / version)
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(tmp_path / "net")
+    assert caught.value.seen == "a model of a store, with versions 9, 10"
+    assert caught.value.remedy == f"name one of them: {tmp_path / 'net' / '10'}"
+
+
 @pytest.mark.parametrize(
     ("text", "seen"),
     [("{", "not JSON"), ("[]", "a JSON list"), ("", "not JSON"), ('{"format": 1}', "name: Field required")],

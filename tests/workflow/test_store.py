@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,12 @@ import pytest
 import bundle_toys as toys
 import servax
 from servax.core.errors import UsageError
+from servax.core.events import Notice, listening
+from servax.runtime.labels import Split
+from servax.runtime.policy import Policy, Rules
 from servax.runtime.servable import State
 from servax.runtime.store import StoreOptions
+from servax.stages.buckets import Bucket
 from servax.targets.bundle import Bundle
 from servax.workflow.load import LoadOptions
 from servax.workflow.store import BundleLoader, open_store, programs_digest
@@ -43,6 +48,10 @@ def bundles(tmp_path_factory) -> Path:
 
 def opened(root: Path, **options):
     return open_store(root, StoreOptions(**options), LoadOptions())
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def predict(store) -> np.ndarray:
@@ -112,6 +121,40 @@ def test_a_damaged_version_is_refused_and_named(bundles, tmp_path):
         store.close()
 
 
+def test_memory_is_free_again_once_a_model_is_unloaded(tmp_path):
+    """64 MiB of parameters, of which at most 8 MiB may stay."""
+    wide = toys.make_function(
+        "predict",
+        {"x": "float32[batch, 4096]"},
+        {"y": "float32[batch, 4096]"},
+        lambda params, state, inputs: (None, {"y": inputs["x"] @ params["w"]}),
+    )
+    weights = {"w": np.ones((4096, 4096), np.float32)}
+    toys.write_bundle(tmp_path / "wide" / "1", {"predict": (wide, (Bucket.of(batch=1),))}, weights, executables=True)
+    del weights
+    store = opened(tmp_path, control="explicit", start=())
+    store.start()
+    store.load("wide")  # what the first load leaves behind is not the model's
+    store.unload("wide")
+    before = resident()
+    store.load("wide")
+    assert resident() - before > 56 << 20
+    store.unload("wide")
+    assert resident() - before < 8 << 20
+    store.close()
+
+
+def test_versions_of_other_signatures_are_not_shared_out_in_silence(bundles, tmp_path):
+    shutil.copytree(bundles / "one", tmp_path / "net" / "1")
+    shutil.copytree(bundles / "other", tmp_path / "net" / "2")
+    store = opened(tmp_path, rules=Rules(Policy("all"), split=Split({"1": 1.0, "2": 1.0})))
+    told = []
+    with listening(lambda event: told.append(event.message) if isinstance(event, Notice) else None):
+        store.start()
+    store.close()
+    assert "net is split between versions of different signatures: 2, 1" in told
+
+
 def test_two_models_share_a_device(bundles, tmp_path):
     shutil.copytree(bundles / "one", tmp_path / "a" / "1")
     shutil.copytree(bundles / "two", tmp_path / "b" / "4")
@@ -129,9 +172,10 @@ def test_a_model_of_a_store_is_loaded_by_its_latest_version(bundles, tmp_path):
     shutil.copytree(bundles / "one", tmp_path / "net" / "9")
     shutil.copytree(bundles / "two", tmp_path / "net" / "10")
     (tmp_path / "net" / "11").mkdir()
-    for path, version in ((tmp_path / "net", "10"), (tmp_path / "net" / "9", "9"), (bundles / "one", "1")):
+    expected = {tmp_path / "net": ("net", "10"), tmp_path / "net" / "9": ("toy", "9"), bundles / "one": ("toy", "1")}
+    for path, told in expected.items():
         with servax.load(path, warm=False) as servable:
-            assert (servable.name, servable.version) == ("toy", version)
+            assert (servable.name, servable.version) == told
 
 
 def test_what_is_no_store_is_refused(bundles):

@@ -106,8 +106,9 @@ def load(
         batching=batching or Batching(),
     )
     choice = CheckpointChoice(checkpoint, select, step, item, dtype)
-    if isinstance(subject, (str, os.PathLike)) and not is_bundle(subject):
-        subject = latest_bundle(subject) or subject
+    stored = latest_bundle(subject) if isinstance(subject, (str, os.PathLike)) and not is_bundle(subject) else None
+    if stored is not None:
+        subject, options = stored, replace(options, name=name or stored.parent.name)
     if isinstance(subject, (str, os.PathLike)) and is_bundle(subject):
         if is_version(directory := os.path.basename(os.path.normpath(subject))):
             options = replace(options, version=directory)

@@ -17,15 +17,7 @@ Tree = Mapping[str, Any]
 def flatten(tree: Tree) -> dict[KeyPath, Any]:
     """Leaves of `tree` by key path, in sorted order. Empty dictionaries have no leaves and vanish."""
     leaves: dict[KeyPath, Any] = {}
-
-    def visit(prefix: KeyPath, node: Any) -> None:
-        if isinstance(node, Mapping):
-            for key in sorted(node):
-                visit((*prefix, key), node[key])
-        else:
-            leaves[prefix] = node
-
-    visit((), tree)
+    _collect((), tree, leaves)
     return leaves
 
 
@@ -38,6 +30,15 @@ def unflatten(leaves: Mapping[KeyPath, Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[path[-1]] = leaf
     return tree
+
+
+def _collect(prefix: KeyPath, node: Any, leaves: dict[KeyPath, Any]) -> None:
+    # No closure: one that calls itself is a cycle, and would keep device memory until the collector comes by.
+    if isinstance(node, Mapping):
+        for key in sorted(node):
+            _collect((*prefix, key), node[key], leaves)
+    else:
+        leaves[prefix] = node
 
 
 def path_text(path: KeyPath) -> str:

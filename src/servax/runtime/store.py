@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -262,15 +262,24 @@ class Store:
         model = self._models.get(name)
         return self._rules(name) if model is None else model.rules
 
-    def close(self, timeout: float | None = None) -> None:
-        """Ends polling, and drains and unloads everything; each version has `timeout` seconds for its requests."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Ends polling, and drains and unloads everything; False if that was not possible in time.
+
+        Each version has `timeout` seconds for its requests, and so has a version that is being loaded: a thread inside
+        XLA cannot be ended.
+        """
         self._stopped.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        with self._working:
+        if not self._working.acquire(timeout=-1 if timeout is None else timeout):
+            return False
+        try:
             for model in self._models.values():
                 model.wanted = False
                 self._retire(model, tuple(model.loaded), timeout=timeout)
+        finally:
+            self._working.release()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        return True
 
     def _rules(self, name: str) -> Rules:
         return self.options.models.get(name, self.options.rules)
@@ -361,6 +370,8 @@ class Store:
             servable = candidate.load(table)
             model.aside[version] = servable
             self._publish(model)
+            if self._stopped.is_set():
+                raise NotReady("the store was closed before the version was warm")
             servable.warm()
         except ServaxError as error:
             self._fail(model, version, _Failure(error, mark, isinstance(error, MemoryShortage)))
@@ -442,11 +453,14 @@ class Store:
     def _publish(self, model: _Model, *, only: Sequence[int] | None = None) -> None:
         """Shows the model's present state to requests; `only` these versions take them, if any of them is loaded."""
         served = [version for version in model.loaded if only is None or version in only] or list(model.loaded)
+        labels = model.rules.labels_of(served)
+        if model.rules.split is not None:
+            self._warn_of_split(model, {labels.get(name, name) for name in model.rules.split.weights})
         self.catalog.put(
             ServedModel(
                 model.name,
                 versions={str(version): model.loaded[version].servable for version in served},
-                labels=model.rules.labels_of(served),
+                labels=labels,
                 split=model.rules.split,
                 aside={
                     **{str(version): servable for version, servable in model.aside.items()},
@@ -456,6 +470,13 @@ class Store:
                 wanted=model.wanted,
             )
         )
+
+    def _warn_of_split(self, model: _Model, shared: Set[str]) -> None:
+        """Says so where requests are shared out between versions that do not take the same."""
+        loaded = [each.servable for version, each in model.loaded.items() if str(version) in shared]
+        if any(servable.signatures != loaded[0].signatures for servable in loaded[1:]):
+            versions = ", ".join(servable.version for servable in loaded)
+            self._tell(model, f"{model.name} is split between versions of different signatures: {versions}", "warning")
 
     def _tell(self, model: _Model, text: str, level: str, *, once: str | None = None) -> None:
         """Says something of a model, once."""

@@ -70,6 +70,9 @@ def _not_a_bundle(root: epath.Path) -> BundleError:
     elif (root / "_CHECKPOINT_METADATA").exists() or (root / "_METADATA").exists():
         seen = "an Orbax checkpoint"
         remedy = f"build a bundle from it: `servax build MODEL.py:NAME --checkpoint {root} -o OUTPUT`"
+    elif versions := sorted(int(each.name) for each in root.iterdir() if _is_version(each)):
+        seen = f"a model of a store, with versions {', '.join(map(str, versions))}"
+        remedy = f"name one of them: {root / str(versions[-1])}"
     else:
         names = sorted(each.name for each in root.iterdir())
         seen = f"a directory with {', '.join(names[:8]) or 'nothing'}{', ...' if len(names) > 8 else ''}"
@@ -77,6 +80,10 @@ def _not_a_bundle(root: epath.Path) -> BundleError:
     return BundleError(
         "this is not a bundle", where=str(root), seen=seen, expected=f"a directory with {MANIFEST}", remedy=remedy
     )
+
+
+def _is_version(path: epath.Path) -> bool:
+    return path.name.isdecimal() and (path / MANIFEST).exists()
 
 
 def _damaged_manifest(path: epath.Path, seen: str) -> BundleError:
