@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_a_damaged_version_is_refused_and_named(bundles, tmp_path):
 
 
 def test_memory_is_free_again_once_a_model_is_unloaded(tmp_path):
-    """64 MiB of parameters, of which at most 8 MiB may stay."""
+    """64 MiB of parameters, of which at most 8 MiB may stay; the collector is not asked."""
     wide = toys.make_function(
         "predict",
         {"x": "float32[batch, 4096]"},
@@ -134,14 +135,17 @@ def test_memory_is_free_again_once_a_model_is_unloaded(tmp_path):
     del weights
     store = opened(tmp_path, control="explicit", start=())
     store.start()
-    store.load("wide")  # what the first load leaves behind is not the model's
-    store.unload("wide")
-    before = resident()
-    store.load("wide")
-    assert resident() - before > 56 << 20
-    store.unload("wide")
-    assert resident() - before < 8 << 20
-    store.close()
+    gc.collect()
+    gc.disable()
+    try:
+        store.load("wide")
+        before = resident()
+        store.unload("wide")
+        assert before - resident() > 56 << 20
+        assert not [array for array in jax.live_arrays() if array.nbytes >= 64 << 20]
+    finally:
+        gc.enable()
+        store.close()
 
 
 def test_versions_of_other_signatures_are_not_shared_out_in_silence(bundles, tmp_path):
