@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import tfserving_toys as toys
 
@@ -52,3 +55,12 @@ def test_versions_are_numbers_or_none():
     assert [version_number(text) for text in ("1", "007", "a", "", "-1", "1.5", "²", str(2**63))] == [
         1, 7, None, None, None, None, None, None
     ]  # fmt: skip
+
+
+def test_the_protocols_do_not_load_tensorflow():
+    code = (
+        "import sys, servax.server.grpc, servax.protocols.tfserving.rest\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] in ('tensorflow', 'tensorflow_serving')]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -131,6 +131,8 @@ def proto(dtype=types_pb2.DT_FLOAT, shape=(), **fields):
         (proto(shape=[2], tensor_content=b"123"), "3 bytes of tensor_content"),
         (proto(shape=[1], float_val=[1, 2]), "2 elements"),
         (proto(shape=[0], float_val=[1]), "1 elements"),
+        (proto(shape=[0, 2**62, 2**62]), "shape [0, 4611686018427387904, 4611686018427387904]"),
+        (proto(types_pb2.DT_STRING, [2**62, 0, 4]), "shape [4611686018427387904, 0, 4]"),
         (proto(shape=[1] * 65, float_val=[1]), "65 axes"),
         (proto(types_pb2.DT_INVALID), "dtype 0"),
         (proto(types_pb2.DT_RESOURCE), "dtype 20"),

@@ -19,6 +19,7 @@ MOST_REPEATED = 64 * 1024 * 1024
 """Bytes that a tensor may have whose elements are repeated to fill its shape: a short message could name any size."""
 
 _MOST_AXES = 64  # NumPy's own limit
+_MOST_ELEMENTS = 2**58  # of 16 bytes: NumPy's own limit, which holds for arrays without elements too
 _DTYPES = {number: dtype for dtype, (_, number) in DATA_TYPES.items()}
 _LAYOUTS = {number: dtype_of(dtype).newbyteorder("<") for number, dtype in _DTYPES.items() if dtype != "string"}
 _NUMBERS = {dtype_of(dtype): number for number, dtype in _DTYPES.items() if dtype != "string"}
@@ -104,6 +105,8 @@ def _shape(name: str, shape: Any) -> tuple[int, ...]:
         raise _wrong(name, f"{len(sizes)} axes", f"as many as the signature has, at most {_MOST_AXES}")
     if any(size < 0 for size in sizes):
         raise _wrong(name, short(f"shape {list(sizes)}"), "sizes of at least 0")
+    if 0 in sizes and math.prod(filter(None, sizes)) > _MOST_ELEMENTS:
+        raise _wrong(name, short(f"shape {list(sizes)}"), "a shape that an array can have")
     return sizes
 
 
