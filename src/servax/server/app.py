@@ -116,7 +116,7 @@ class App:
         return Response(self._metrics.text(), media_type=self._metrics.content_type)
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(describe(self.plane, servax.__version__))
+        return _json(describe(self.plane, servax.__version__, metrics=self._metrics is not None))
 
 
 def error_body(error: ServaxError) -> bytes:
