@@ -17,6 +17,10 @@ from servax.runtime.queue import FairQueue
 ADAPTIVE = 2e-3
 """The longest, in seconds, that a batch is held back where `max_delay` says nothing."""
 
+FLOWING = 1e-2
+"""The same where programs run on the one core that also brings the requests in: no time of the device is lost while
+they keep coming."""
+
 _AGE = 8
 """Runs of its own bucket after which a request goes before those of higher priority."""
 
@@ -57,7 +61,8 @@ class Batcher:
         self._batching = batching
         self._queue = queue
         self._shares_core = shares_core
-        self._longest = ADAPTIVE if batching.max_delay is None else batching.max_delay
+        adaptive = FLOWING if shares_core else ADAPTIVE
+        self._longest = adaptive if batching.max_delay is None else batching.max_delay
         self._waiting = 0
         self._nbytes = 0
         self._demand = Demand(time.perf_counter())
@@ -188,7 +193,7 @@ class Batcher:
         if longest == 0.0 or (expected := demand.expected(now)) <= self._waiting or lane.is_full(head):
             return 0.0
         gap = demand.gap
-        if gap * 2 > longest or lane.saved_by_joining(head) < _WORTH:
+        if gap * 2 > min(longest, ADAPTIVE) or lane.saved_by_joining(head) < _WORTH:
             return 0.0
         if not self._shares_core and gap < lane.seconds(head):
             return 0.0  # they gather while it runs, and the device is busy meanwhile
