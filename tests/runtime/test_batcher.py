@@ -10,6 +10,7 @@ import serving_toys as toys
 from servax.core.errors import DeadlineExceeded, ExecutionError, NotReady, Overloaded, TooLarge, UsageError
 from servax.core.events import BatchDone, RequestFailed, listening
 from servax.runtime.batching import Batching
+from servax.runtime.costs import PROVEN
 from servax.runtime.request import InferRequest
 from servax.stages.buckets import Bucket
 
@@ -71,6 +72,7 @@ def test_requests_that_come_while_the_device_is_busy_run_together():
 
 def test_higher_priorities_run_first_and_equal_ones_in_order():
     servable, held = toys.held_toy()
+    servable._costs._runs = dict.fromkeys(toys.GRID, PROVEN)
     servable._costs.set({key: 1.0 if key[1].sizes and key[1]["batch"] > 1 else 1e-6 for key in toys.GRID})
     priorities = {2: 0, 3: 0, 4: 1, 5: -1, 6: 1}  # by length, which tells them apart
     with servable, Told() as told:

@@ -38,7 +38,7 @@ class Batcher:
     """One servable's share of a device.
 
     A free device takes what waits. It holds back, for a moment, only while others are known to be in flight, more rows
-    cost less by the row, and those others are about to come; see `docs/adr/0008`.
+    cost less by the row, and those others are about to come; see `docs/adr/0009`.
 
     Attributes:
       used: seconds of the device that count for it.
@@ -150,6 +150,7 @@ class Batcher:
             self._left = True
             left = self.close()
         self._queue.leave(self)
+        self._equipment.buffers.clear()
         for request in left:
             request.fail(_gone(self._equipment.servable))
 

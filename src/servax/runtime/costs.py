@@ -23,6 +23,9 @@ OVERHEAD = 5e-5
 """Seconds that a batch costs beside its program: planning, joining, cutting, waking who waits. Measured with one row of
 a small model on one core, see `docs/guide/batching.md`."""
 
+PROVEN = 8
+"""Real runs after which what is known of a program is believed, however odd it is beside its neighbours."""
+
 UNKNOWN = 1e-3
 """Seconds of a program that was not measured."""
 
@@ -33,6 +36,7 @@ class Costs:
     def __init__(self) -> None:
         self._seconds: dict[Key, float] = {}
         self._planned: dict[Key, float] = {}
+        self._runs: dict[Key, int] = {}
         self.revision = 0
         """Goes up when plans are to be made anew."""
 
@@ -50,16 +54,40 @@ class Costs:
         seconds = self._seconds.get((function, bucket))
         return OVERHEAD + (UNKNOWN if seconds is None else seconds)
 
+    def ladder(self, function: str, buckets: Mapping[int, Bucket]) -> list[float]:
+        """Seconds of one batch of each bucket, by rows, as plans are made with them.
+
+        A start on a busy machine measures nonsense, and a bucket that seems dear would never run again. So until it
+        has run `PROVEN` times for real, none costs more than a larger one, or than the smaller ones it could run as.
+        """
+        seconds = [self.of(function, bucket) for bucket in buckets.values()]
+        rows = list(buckets)
+        unproven = [self._runs.get((function, bucket), 0) < PROVEN for bucket in buckets.values()]
+        for at in reversed(range(len(rows) - 1)):
+            if unproven[at]:
+                seconds[at] = min(seconds[at], seconds[at + 1])
+        for at in range(1, len(rows)):
+            if unproven[at]:
+                seconds[at] = min(seconds[at], *(-(-rows[at] // rows[less]) * seconds[less] for less in range(at)))
+        return seconds
+
     def observe(self, key: Key, seconds: float) -> None:
-        """Takes what a real run took, from its inputs on the host to its outputs there."""
+        """Takes what a real run took, from its inputs on the host to its outputs there.
+
+        One that took less than half of what is known shows that this was wrong.
+        """
         known = self._seconds.get(key)
         if known is None:
             self._seconds[key] = seconds
             self._plan()
             return
-        known += (seconds - known) * _FALL if seconds < known else (min(seconds, _MOST * known) - known) * _RISE
+        if seconds < known / 2:
+            known = seconds
+        else:
+            known += (seconds - known) * _FALL if seconds < known else (min(seconds, _MOST * known) - known) * _RISE
         self._seconds[key] = known
-        if abs(known - self._planned[key]) > MOVED * self._planned[key]:
+        runs = self._runs[key] = self._runs.get(key, 0) + 1
+        if runs == PROVEN or abs(known - self._planned[key]) > MOVED * self._planned[key]:
             self._plan()
 
     def _plan(self) -> None:

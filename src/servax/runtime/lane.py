@@ -179,8 +179,7 @@ class Lane:
         revision = self._costs.revision
         if self._revision != revision:
             self._ladders = tuple(
-                Ladder(tuple(shape.buckets), [self._costs.of(self.name, each) for each in shape.buckets.values()])
-                for shape in self.shapes
+                Ladder(tuple(shape.buckets), self._costs.ladder(self.name, shape.buckets)) for shape in self.shapes
             )
             self._revision = revision
         return self._ladders
