@@ -65,12 +65,13 @@ def run(given: Mapping[str, Any], *, config: str | os.PathLike[str] | None = Non
     Raises:
       UsageError: a setting cannot be used, there is nothing to serve, or it is served already.
     """
+    from servax.runtime.threads import set_threads
     from servax.server.process import run as run_process
     from servax.server.settings import resolve
 
     settings = resolve(given, file=config).settings
     if settings.threads is not None:
-        os.environ["NPROC"] = str(settings.threads)  # XLA reads it when the CPU client is made
+        set_threads(settings.threads)
     models = _models(settings)
     with contextlib.ExitStack() as stack:
         if settings.record_shapes is not None:
