@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,8 @@ class Traffic:
     model: str
     given: list[np.ndarray]
     answers: list[np.ndarray]
+    encoded: dict[str, tuple[list[dict[str, str]], list[bytes]]] = dataclasses.field(default_factory=dict)
+    """Headers and bodies by the name of their encoder, written once."""
 
     @classmethod
     def of(cls, model: str, count: int, rows: Sequence[int] = (1,)) -> Traffic:
@@ -61,12 +64,17 @@ class Traffic:
     def plan(self, server: Server, protocol: str, **more: Any) -> Plan:
         wire: Wire = server.peer.wires[protocol]
         model = MODELS[self.model]
+        key = wire.encode.__name__
+        if key not in self.encoded:
+            heads = [dict(wire.headers(model, each)) for each in self.given]
+            self.encoded[key] = heads, [wire.encode(model, each) for each in self.given]
+        heads, bodies = self.encoded[key]
         return Plan(
             wire=wire.transport,
             port=server.port if wire.transport == "http" else server.grpc_port,
             path=wire.path.format(model=self.model),
-            heads=[dict(wire.headers(model, each)) for each in self.given],
-            bodies=[wire.encode(model, each) for each in self.given],
+            heads=heads,
+            bodies=bodies,
             order=np.random.default_rng(2).permutation(len(self.given)).tolist(),
             core=CLIENT_CORE,
             nice=server.nice,
@@ -215,6 +223,7 @@ def main() -> None:
         else:
             pythons[name] = python
             results["versions"][name] = versions(python)
+    processes.prioritise(arguments.nice)
     traffic = {model: Traffic.of(model, 64 if model == "mlp" else 256) for model in arguments.models}
 
     def server(name: str, model: str, *, warm: bool) -> Server:
@@ -293,8 +302,6 @@ def versions(python: Path) -> dict[str, str]:
         "'tensorflow-cpu','servax')}))"
     )
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
-    import json
-
     return json.loads(done.stdout)
 
 

@@ -25,9 +25,11 @@ def newest() -> Path:
 def tables(results: Results) -> str:
     """The tables, in Markdown."""
     host = results["machine"]
+    count = len(results["runs"])
+    runs = "one run" if count == 1 else f"medians of {count} runs"
     lines = [
-        f"{host['date']}, {host['cpu']}, one core for the server and one for the client, jax {host['jax']}, medians of"
-        f" {len(results['runs'])} runs. Latencies in milliseconds.",
+        f"{host['date']}, {host['cpu']}, one core for the server and one for the client, jax {host['jax']}, {runs};"
+        f" load average when it began {host['load average at start']:.1f}. Latencies in milliseconds.",
         "",
     ]
     for model in results["options"]["models"]:
@@ -44,7 +46,7 @@ def tables(results: Results) -> str:
     lines += ["| target | |", "|---|---|"]
     for line in targets(results):
         verdict, _, what = line.partition("  ")
-        lines.append(f"| {what} | {verdict.strip().replace('MISS', 'missed')} |")
+        lines.append(f"| {what.strip()} | {verdict.strip().replace('MISS', 'missed')} |")
     return "\n".join([*lines, ""])
 
 

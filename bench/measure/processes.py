@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -33,6 +34,14 @@ if int(sys.argv[2]):
         pass
 os.execv(sys.argv[3], sys.argv[3:])
 """
+
+
+def prioritise(nice: int) -> None:
+    """Gives this process a priority, and its session; 0 leaves it."""
+    if nice:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def free_port() -> int:

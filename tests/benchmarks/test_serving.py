@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from measure import models, wires
+from measure import models, page, wires
 from measure.load import Outcome
 from network import Jitted
 from serving import Traffic, summary
@@ -73,3 +73,8 @@ def test_percentiles_and_wrong_answers() -> None:
     assert numbers["cpu"] == pytest.approx(0.01)
     assert (numbers["checked"], numbers["wrong"]) == (4, 3)
     assert numbers["fault"] == "off by 1.0e-01"
+
+
+def test_the_page_shows_the_newest_results() -> None:
+    text = page.PAGE.read_text()
+    assert text == page.written(text, json.loads(page.newest().read_text())), "PYTHONPATH=bench python -m measure.page"
