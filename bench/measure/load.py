@@ -199,7 +199,10 @@ class _Load:
             self._mark()
             self._closed = self._marks[1][0]
 
-        loop.call_later(plan.warm, opening)
+        if plan.warm:
+            loop.call_later(plan.warm, opening)
+        else:
+            opening()
         loop.call_later(plan.warm + plan.seconds, closing)
         for caller in range(plan.concurrency):
             self._next(connections[caller % len(connections)])
