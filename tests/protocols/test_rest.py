@@ -357,3 +357,18 @@ def test_the_same_numbers_come_over_the_wire_as_from_numpy(http):
     x = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)
     data = infer(http, tensor(x.tolist(), [4, 16])).json()["outputs"][0]["data"]
     np.testing.assert_allclose(np.array(data, np.float32).reshape(4, 16), 2 * x + 1, rtol=1e-6)
+
+
+def test_binary_tensors_may_begin_at_any_byte(http):
+    """The bytes are not copied on their way to the device, and JSON of any length stands before them."""
+    x = np.arange(8, dtype=np.float32)[None]
+    for spaces in range(8):
+        head = (
+            json.dumps(
+                {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "parameters": {"binary_data_size": 32}}]}
+            ).encode()
+            + b" " * spaces
+        )
+        headers = {"inference-header-content-length": str(len(head))}
+        answer = http.post("/v2/models/toy/infer", content=head + x.tobytes(), headers=headers)
+        assert answer.json()["outputs"][0]["data"] == (2 * x + 1)[0].tolist()

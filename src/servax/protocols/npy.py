@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from tokenize import TokenError
@@ -30,9 +31,8 @@ def read_npy(spec: TensorSpec, body: Body) -> np.ndarray[Any, Any]:
       InvalidInput: this is not an `.npy` file, holds Python objects, or is not as long as its header says.
     """
     try:
-        start = io.BytesIO(body[: _LONGEST_HEADER + 16])
-        read_header = _VERSIONS[np.lib.format.read_magic(start)]
-        shape, fortran, dtype = read_header(start, max_header_size=_LONGEST_HEADER)
+        length = _header_length(body)
+        shape, fortran, dtype = _header(bytes(body[:length]))
     except _BAD as error:
         raise _wrong(spec, short(str(error).partition("\n")[0]) or type(error).__name__, "an .npy file") from None
     wanted = spec.numpy_dtype
@@ -40,7 +40,7 @@ def read_npy(spec: TensorSpec, body: Body) -> np.ndarray[Any, Any]:
         dtype = wanted if dtype.itemsize == wanted.itemsize else dtype
     if dtype.hasobject or dtype.names is not None or (dtype.kind == "V" and dtype != wanted):
         raise _wrong(spec, f"dtype {short(str(dtype))}", f"{spec.text()}: numbers, booleans or text")
-    data = memoryview(body)[start.tell() :]
+    data = memoryview(body)[length:]
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data):
         raise _wrong(
             spec,
@@ -55,6 +55,23 @@ def read_npy(spec: TensorSpec, body: Body) -> np.ndarray[Any, Any]:
     except _BAD as error:
         raise _wrong(spec, short(str(error)), "a shape that an array can have, and text of ASCII or Unicode") from None
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _header_length(body: Body) -> int:
+    """Bytes before the array: magic, version, a length of two or four bytes, and the header of that length."""
+    wide = 4 if body[6:7] == b"\x02" else 2
+    length = 8 + wide + int.from_bytes(body[8 : 8 + wide], "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes, or no magic string of NumPy's")
+    return length
+
+
+@functools.lru_cache(maxsize=64)
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and dtype; remembered, as a client's arrays are often alike and NumPy parses Python here."""
+    start = io.BytesIO(head)
+    read = _VERSIONS[np.lib.format.read_magic(start)]
+    return read(start, max_header_size=_LONGEST_HEADER)
 
 
 def write_npy(array: np.ndarray[Any, Any]) -> bytes:
