@@ -1,0 +1,362 @@
+"""Decoders as models: a language model is a `Model` whose functions write into slots of one cache.
+
+`begin` puts a sequence into a slot, `copy` takes over another slot's cache, `prefill` writes the keys and values of a
+chunk of its tokens at an offset, and `decode` draws the next tokens of the first `batch` slots, several steps a call.
+Shapes add and do not multiply: a few chunks, a few batches, and no program for a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from servax.core.errors import ModelError
+from servax.model.model import Model
+from servax.model.sampling import ROW_INPUTS, STOPS, TOP, Rows, draw
+
+BEGIN, COPY, PREFILL, DECODE = "begin", "copy", "prefill", "decode"
+
+MOST_BIASES = 300
+"""Most entries of a request's `logit_bias`, as the OpenAI API has it."""
+
+Cache = Mapping[str, Any]
+"""Arrays by name, `[slots, ...]` each."""
+
+State = Mapping[str, Any]
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """What a network offers to be generated with; all of it pure and traceable.
+
+    Attributes:
+      vocabulary: number of token ids.
+    """
+
+    vocabulary: int
+
+    def cache(self, slots: int, length: int) -> Mapping[str, str]:
+        """Specs of the cache by name, such as `"bfloat16[16, 3, 2176, 64]"`: slots first, `length` tokens or more."""
+        ...
+
+    def prefill(self, cache: Cache, tokens: jax.Array, slot: jax.Array, start: jax.Array) -> Cache:
+        """The cache with a chunk of a sequence in it.
+
+        Args:
+          cache: as `cache` says.
+          tokens: int32 `[chunk]`; what is filled up on the right is overwritten later, and read by nothing before.
+          slot: int32 `[]`, the sequence's row.
+          start: int32 `[]`, position of the first token; `start + chunk` does not exceed the cache's length.
+        """
+        ...
+
+    def decode(
+        self, cache: Cache, tokens: jax.Array, positions: jax.Array, running: jax.Array
+    ) -> tuple[Cache, jax.Array]:
+        """The cache with one more token in each running row, and the logits of the next, float32 `[batch, vocabulary]`.
+
+        Args:
+          cache: as `cache` says; row `i` of the batch is slot `i`.
+          tokens: int32 `[batch]`.
+          positions: int32 `[batch]`, of the tokens.
+          running: bool `[batch]`; other rows write nothing, and their logits are not read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageSpec:
+    """What the engine must know of a language model beside its functions.
+
+    Attributes:
+      slots: sequences that the cache holds.
+      context: longest sequence, prompt and answer, in tokens.
+      burst: most tokens a row gets in one call of `decode`.
+      vocabulary: number of token ids.
+      end: ids that end an answer.
+      recomputes: whether every token costs the whole sequence, because the network has no cache.
+    """
+
+    slots: int
+    context: int
+    burst: int
+    vocabulary: int
+    end: tuple[int, ...] = ()
+    recomputes: bool = False
+
+
+class LanguageModel(Model):
+    """A `Model` that generates text.
+
+    Args:
+      source: a module that is a `Decoder`, or a factory of one. A module that only maps tokens, int32 `[batch,
+        length]`, to logits, `[batch, length, vocabulary]`, is generated with as well, by computing the whole sequence
+        again for every token; `vocabulary` must then be given, and `spec.recomputes` says so.
+      slots: sequences that the cache holds; also the largest batch.
+      context: longest sequence, prompt and answer, in tokens.
+      chunks: sizes of the pieces that prompts are written in.
+      batches: sizes of `decode`; the largest is `slots`.
+      burst: most tokens a row gets in one call of `decode`.
+      end: ids that end an answer.
+      vocabulary: where the module does not say it.
+      name: of the model.
+
+    Raises:
+      ModelError: the module is no decoder, or the sizes contradict one another.
+
+    Attributes:
+      spec: what the engine must know.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        slots: int = 16,
+        context: int = 2048,
+        chunks: Sequence[int] = (32, 128, 512),
+        batches: Sequence[int] = (1, 2, 4, 8, 16),
+        burst: int = 8,
+        end: Sequence[int] = (),
+        vocabulary: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        chunks = sorted(chunk for chunk in set(chunks) if chunk <= context) or [context]
+        batches = sorted({*(batch for batch in batches if batch < slots), slots})
+        cache, known, recomputes = _describe(source, slots, context + chunks[0], chunks, vocabulary)
+        self.spec = LanguageSpec(slots, context, burst, known, tuple(end), recomputes)
+        row = {
+            "tokens": f"int32[{slots}]",
+            "positions": f"int32[{slots}]",
+            "done": f"bool[{slots}]",
+            "counts": f"int32[{slots}, {known}]",
+            "bias": f"float32[{slots}, {known}]",
+        }
+        super().__init__(source, batch=None, state={"cache": dict(cache), "slot": row}, name=name)
+        decoder = _Recompute(context + chunks[0], chunks, known) if recomputes else None
+        for function, inputs, buckets in (
+            (_begin(self.spec), _begin_inputs(self.spec), {}),
+            (_copy, {"source": "int32[]", "target": "int32[]", "n": "int32[]"}, {}),
+            (_prefill(decoder), {"tokens": "int32[chunk]", "slot": "int32[]", "start": "int32[]"}, {"chunk": chunks}),
+            (_decode(self.spec, decoder), _decode_inputs(self.spec), {"batch": batches}),
+        ):
+            self.function(inputs=inputs, buckets=buckets, stateful=True, name=function.__name__.strip("_"))(function)
+
+
+def _begin_inputs(spec: LanguageSpec) -> dict[str, str]:
+    return {
+        "slot": "int32[]",
+        "token": "int32[]",
+        "position": "int32[]",
+        "prompt": f"int32[{spec.context}]",
+        "bias_ids": f"int32[{MOST_BIASES}]",
+        "bias_values": f"float32[{MOST_BIASES}]",
+    }
+
+
+def _decode_inputs(spec: LanguageSpec) -> dict[str, str]:
+    return {
+        "steps": "int32[]",
+        "live": "bool[batch]",
+        "limit": "int32[batch]",
+        "stops": f"int32[batch, {STOPS}]",
+        "forced": f"int32[batch, {spec.burst}]",
+        "mask": f"uint32[batch, {-(-spec.vocabulary // 32)}]",
+        **{name: f"{dtype}[batch]" for name, dtype in ROW_INPUTS.items()},
+    }
+
+
+def _begin(spec: LanguageSpec) -> Callable[..., Any]:
+    def begin(
+        net: Any,
+        state: State,
+        *,
+        slot: jax.Array,
+        token: jax.Array,
+        position: jax.Array,
+        prompt: jax.Array,
+        bias_ids: jax.Array,
+        bias_values: jax.Array,
+    ) -> tuple[State, Mapping[str, jax.Array]]:
+        """Puts a sequence into a slot: the last token of its prompt is `token`, at `position`.
+
+        `prompt` and `bias_ids` are filled up with -1.
+        """
+        slot = jnp.clip(slot, 0, spec.slots - 1)
+        position = jnp.clip(position, 0, spec.context - 1)
+        row = dict(state["slot"])
+        counts = jnp.zeros(spec.vocabulary, jnp.int32)
+        counts = counts.at[jnp.where(prompt < 0, spec.vocabulary, prompt)].set(1, mode="drop")
+        bias = jnp.zeros(spec.vocabulary, jnp.float32)
+        bias = bias.at[jnp.where(bias_ids < 0, spec.vocabulary, bias_ids)].set(bias_values, mode="drop")
+        row["tokens"] = row["tokens"].at[slot].set(token)
+        row["positions"] = row["positions"].at[slot].set(position)
+        row["done"] = row["done"].at[slot].set(False)
+        row["counts"] = row["counts"].at[slot].set(counts)
+        row["bias"] = row["bias"].at[slot].set(bias)
+        return {"cache": state["cache"], "slot": row}, {"position": position}
+
+    return begin
+
+
+def _copy(
+    net: Any, state: State, *, source: jax.Array, target: jax.Array, n: jax.Array
+) -> tuple[State, Mapping[str, jax.Array]]:
+    """Copies the cache of one slot into another; of `n` tokens, which is given back."""
+    cache = {
+        name: jax.lax.dynamic_update_index_in_dim(
+            leaf, jax.lax.dynamic_index_in_dim(leaf, source, keepdims=False), target, axis=0
+        )
+        for name, leaf in state["cache"].items()
+    }
+    return {"cache": cache, "slot": state["slot"]}, {"n": n}
+
+
+def _prefill(decoder: _Recompute | None) -> Callable[..., Any]:
+    def prefill(
+        net: Any, state: State, *, tokens: jax.Array, slot: jax.Array, start: jax.Array
+    ) -> tuple[State, Mapping[str, jax.Array]]:
+        """Writes the keys and values of `tokens` into a slot from `start` on."""
+        run = net.prefill if decoder is None else decoder.prefill
+        cache = run(state["cache"], tokens, slot, start)
+        return {"cache": dict(cache), "slot": state["slot"]}, {"start": start}
+
+    return prefill
+
+
+def _decode(spec: LanguageSpec, decoder: _Recompute | None) -> Callable[..., Any]:
+    def decode(
+        net: Any,
+        state: State,
+        *,
+        steps: jax.Array,
+        live: jax.Array,
+        limit: jax.Array,
+        stops: jax.Array,
+        forced: jax.Array,
+        mask: jax.Array,
+        **rows: jax.Array,
+    ) -> tuple[State, Mapping[str, jax.Array]]:
+        """Draws up to `steps` tokens for each live row; a row is done at an id of `stops` or at position `limit`."""
+        batch = live.shape[0]
+        every = jnp.arange(batch)
+
+        def running(slot: Mapping[str, jax.Array]) -> jax.Array:
+            return live & ~slot["done"][:batch]
+
+        def goes_on(carry: Any) -> jax.Array:
+            step, state, _ = carry
+            return (step < jnp.clip(steps, 0, spec.burst)) & jnp.any(running(state["slot"]))
+
+        def body(carry: Any) -> Any:
+            step, state, outputs = carry
+            slot = dict(state["slot"])
+            run = running(slot)
+            positions = slot["positions"][:batch]
+            arguments = (state["cache"], slot["tokens"][:batch], positions, run)
+            cache, logits = net.decode(*arguments) if decoder is None else decoder.decode(net, *arguments)
+            given = Rows(
+                **rows,
+                stops=stops,
+                forced=jax.lax.dynamic_index_in_dim(forced, step, axis=1, keepdims=False),
+                mask=mask,
+                bias=slot["bias"][:batch],
+                counts=slot["counts"][:batch],
+                positions=positions + 1,
+            )
+            drawn = draw(logits, given)
+            ends = jnp.any(drawn.tokens[:, None] == stops, axis=1) | (positions + 2 > limit)
+            slot["tokens"] = slot["tokens"].at[:batch].set(jnp.where(run, drawn.tokens, slot["tokens"][:batch]))
+            slot["positions"] = slot["positions"].at[:batch].add(run.astype(jnp.int32))
+            slot["done"] = slot["done"].at[:batch].set(slot["done"][:batch] | (run & ends))
+            slot["counts"] = slot["counts"].at[every, drawn.tokens].add(jnp.where(run, 2, 0), mode="drop")
+            return step + 1, {"cache": dict(cache), "slot": slot}, _written(outputs, step, run, drawn)
+
+        outputs = {
+            "tokens": jnp.full((batch, spec.burst), -1, jnp.int32),
+            "logprobs": jnp.zeros((batch, spec.burst), jnp.float32),
+            "top_tokens": jnp.zeros((batch, spec.burst, min(TOP, spec.vocabulary)), jnp.int32),
+            "top_logprobs": jnp.zeros((batch, spec.burst, min(TOP, spec.vocabulary)), jnp.float32),
+        }
+        start = {"cache": dict(state["cache"]), "slot": dict(state["slot"])}
+        _, after, outputs = jax.lax.while_loop(goes_on, body, (jnp.int32(0), start, outputs))
+        return after, {**outputs, "done": after["slot"]["done"][:batch]}
+
+    return decode
+
+
+def _written(outputs: Mapping[str, jax.Array], step: jax.Array, run: jax.Array, drawn: Any) -> dict[str, jax.Array]:
+    """The outputs with one step's in them; rows that do not run keep what stands there."""
+
+    def put(name: str, value: jax.Array) -> jax.Array:
+        whole = outputs[name]
+        old = jax.lax.dynamic_index_in_dim(whole, step, axis=1, keepdims=False)
+        kept = jnp.where(run.reshape((-1,) + (1,) * (value.ndim - 1)), value, old)
+        return jax.lax.dynamic_update_index_in_dim(whole, kept, step, axis=1)
+
+    values = {
+        "tokens": drawn.tokens,
+        "logprobs": drawn.logprobs,
+        "top_tokens": drawn.top_tokens,
+        "top_logprobs": drawn.top_logprobs,
+    }
+    return {name: put(name, value) for name, value in values.items()}
+
+
+class _Recompute:
+    """A decoder around a network without a cache: what it keeps of a sequence is its tokens."""
+
+    def __init__(self, length: int, sizes: Sequence[int], vocabulary: int) -> None:
+        self._sizes = [*(size for size in sizes if size < length), length]
+        self._vocabulary = vocabulary
+
+    def prefill(self, cache: Cache, tokens: jax.Array, slot: jax.Array, start: jax.Array) -> Cache:
+        return {"tokens": jax.lax.dynamic_update_slice(cache["tokens"], tokens[None], (slot, start))}
+
+    def decode(
+        self, net: Any, cache: Cache, tokens: jax.Array, positions: jax.Array, running: jax.Array
+    ) -> tuple[Cache, jax.Array]:
+        rows = jnp.arange(tokens.shape[0])
+        kept = cache["tokens"]
+        kept = kept.at[rows, jnp.where(running, positions, kept.shape[1])].set(tokens, mode="drop")
+
+        def at(size: int) -> Callable[[], jax.Array]:
+            def run() -> jax.Array:
+                logits = net(kept[: tokens.shape[0], :size])
+                last = jnp.clip(positions, 0, size - 1)[:, None, None]
+                return jnp.take_along_axis(logits, last, axis=1)[:, 0].astype(jnp.float32)
+
+            return run
+
+        longest = jnp.max(jnp.where(running, positions, 0))
+        chosen = jnp.sum(longest >= jnp.array(self._sizes[:-1], jnp.int32)) if len(self._sizes) > 1 else 0
+        return {"tokens": kept}, jax.lax.switch(chosen, [at(size) for size in self._sizes])
+
+
+def _describe(
+    source: Any, slots: int, length: int, chunks: Sequence[int], vocabulary: int | None
+) -> tuple[Mapping[str, str], int, bool]:
+    """Specs of the cache, the vocabulary, and whether the network has to recompute; nothing is allocated."""
+    found: list[tuple[Mapping[str, str], int, bool]] = []
+
+    def look() -> int:
+        net = source() if callable(source) and not isinstance(source, Decoder) and not hasattr(source, "decode") else source
+        if isinstance(net, Decoder):
+            found.append((net.cache(slots, length), net.vocabulary, False))
+        elif callable(net) and vocabulary is not None:
+            found.append(({"tokens": f"int32[{slots}, {length}]"}, vocabulary, True))
+        return 0
+
+    jax.eval_shape(look)
+    if not found:
+        raise ModelError(
+            "the module is no decoder",
+            seen=type(source).__name__,
+            expected="methods cache, prefill and decode, and vocabulary (servax.model.language.Decoder)",
+            remedy="Give it these, or pass vocabulary=, and it is generated with by computing every sequence anew.",
+        )
+    return found[0]
