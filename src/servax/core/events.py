@@ -145,6 +145,53 @@ class RequestFailed(Event):
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class BurstDone(Event):
+    """Some steps of generation ran; emitted once a burst, on the device's thread.
+
+    Attributes:
+      servable: name of the model.
+      batch: rows of the bucket.
+      rows: sequences in it.
+      steps: how many ran.
+      tokens: that sequences got.
+      seconds: from the call until the tokens were on the host.
+    """
+
+    servable: str
+    batch: int
+    rows: int
+    steps: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceDone(Event):
+    """A sequence ended. Times are on `time.perf_counter`'s clock; None for what it did not come to.
+
+    Attributes:
+      servable: name of the model.
+      status: `stop`, `length`, `abort`, or the error's class.
+      prompt: tokens of the prompt.
+      reused: of these, how many were in the cache already.
+      tokens: of the answer.
+      came, admitted, prefilled, first, last: when it came, got a slot, had its prompt in it, and was given its first
+        and its last token.
+    """
+
+    servable: str
+    status: str
+    prompt: int
+    reused: int
+    tokens: int
+    came: float
+    admitted: float | None
+    prefilled: float | None
+    first: float | None
+    last: float | None
+
+
 def emit(event: Event) -> None:
     """Calls every listener with `event`, on this thread, in the order of subscription.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from servax.core.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, ServaxError, TooLarge
-from servax.core.events import SequenceDone, StepDone, emit
+from servax.core.events import BurstDone, SequenceDone, emit
 from servax.generation.programs import Burst, Programs
 from servax.generation.sequence import Delta, Finish, Sequence, Token
 from servax.generation.slots import SlotTable
@@ -104,6 +104,7 @@ class Engine:
         self._seconds: dict[int, float] = {}
         self._deliveries: list[tuple[Sequence, Delta]] = []
         self._beat = time.monotonic()
+        self._read_at = 0.0
         self._random = random.SystemRandom()
 
     @property
@@ -179,11 +180,14 @@ class Engine:
             self._arrived.append(sequence)
         self._wake()
 
-    def abort(self, sequence: Sequence) -> None:
-        """Ends a sequence, wherever it is, within a step; nothing more is delivered. Nothing if it is over."""
-        if sequence.over or sequence.aborted:
+    def abort(self, sequence: Sequence, finish: Finish = Finish.ABORT) -> None:
+        """Ends a sequence, wherever it is, within a step; nothing more is delivered. Nothing if it is over.
+
+        `finish` says why: whoever finds a stop string in what was delivered ends it with `Finish.STOP`.
+        """
+        if sequence.over or sequence.aborted is not None:
             return
-        sequence.aborted = True
+        sequence.aborted = finish
         with self._lock:
             self._aborted.append(sequence)
         self._wake()
@@ -223,7 +227,8 @@ class Engine:
         self._waiting.sort(key=lambda sequence: (-sequence.priority, sequence.came))
         for sequence in aborted:
             if not sequence.over:
-                self._end(sequence, Finish.ABORT)
+                assert sequence.aborted is not None
+                self._end(sequence, sequence.aborted, told=False)
         if any(sequence.deadline is not None for sequence in self._waiting):
             late = [each for each in self._waiting if each.deadline is not None and each.deadline <= time.monotonic()]
             self._fail(late, DeadlineExceeded("the deadline passed while the prompt waited for a slot"))
@@ -303,11 +308,11 @@ class Engine:
 
     def _read(self, burst: Burst) -> None:
         """Waits for a burst and hands out its tokens."""
-        host = {name: np.asarray(array) for name, array in burst.outputs.items()}
+        host = self._programs.read(burst)
         now = time.perf_counter()
         ran = int((host["tokens"] >= 0).sum(axis=1).max(initial=0))
         if ran:
-            taken = (now - max(burst.began, self._read_at if self._overlap else burst.began)) / ran
+            taken = (now - max(burst.began, self._read_at)) / ran
             old = self._seconds.get(burst.batch, taken)
             self._seconds[burst.batch] = 0.8 * old + 0.2 * taken
         self._read_at = now
@@ -325,9 +330,7 @@ class Engine:
                 self._deliveries.append((sequence, Delta(tokens)))
             else:
                 self._end(sequence, finish, tokens)
-        emit(StepDone(self._name, burst.batch, len(burst.rows), ran, produced, now - burst.began))
-
-    _read_at = 0.0
+        emit(BurstDone(self._name, burst.batch, len(burst.rows), ran, produced, now - burst.began))
 
     def _tokens(self, sequence: Sequence, slot: int, host: dict[str, np.ndarray]) -> tuple[Token, ...]:
         count = sequence.params.logprobs
@@ -359,14 +362,10 @@ class Engine:
         stopped = complete or sequence.tokens[-1] in (*ends, *sequence.params.stop_token_ids)
         return Finish.STOP if stopped else Finish.LENGTH
 
-    def finish(self, sequence: Sequence) -> None:
-        """Ends a sequence whose text holds one of its stop strings; as `abort`, for those who read what it delivers."""
-        self.abort(sequence)
-
-    def _end(self, sequence: Sequence, finish: Finish, tokens: tuple[Token, ...] = ()) -> None:
+    def _end(self, sequence: Sequence, finish: Finish, tokens: tuple[Token, ...] = (), *, told: bool = True) -> None:
         sequence.finish = finish
         self._remove(sequence)
-        if finish is not Finish.ABORT:
+        if told:
             self._deliveries.append((sequence, Delta(tokens, finish)))
         self._tell(sequence, str(finish))
 

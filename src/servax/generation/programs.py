@@ -32,6 +32,14 @@ class Dispatcher(Protocol):
         """
         ...
 
+    def fetch(self, outputs: Sequence[Any]) -> Sequence[Array]:
+        """Waits for outputs that `dispatch` gave, and gives them on the host.
+
+        Raises:
+          ExecutionError: the program failed, and the state is lost and starts again at zeros.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Burst:
@@ -88,10 +96,12 @@ class Programs:
         self._call(PREFILL, Bucket.of(chunk=size), tokens=buffer, slot=np.int32(slot), start=np.int32(start))
 
     def chunk(self, left: int, start: int) -> int:
-        """How many of `left` tokens the next chunk at `start` takes: within the largest chunk that still fits there."""
+        """How many of `left` tokens the next chunk at `start` takes: no chunk is more than half padding but the smallest."""
         fitting = [size for size in self.chunks if start + size <= self.length]
-        size = next((size for size in fitting if size >= left), fitting[-1])
-        return min(left, size)
+        above = next((size for size in fitting if size >= left), None)
+        if above is not None and (left > above // 2 or above == fitting[0]):
+            return left  # little of the chunk is padding
+        return max((size for size in fitting if size <= left), default=min(left, fitting[-1]))
 
     def begin(self, row: Row, slot: int) -> None:
         """Starts the answer of a sequence whose prompt, but for its last token, is in the slot."""
@@ -157,6 +167,10 @@ class Programs:
                 inputs["mask"][slot] = row.constraint.mask()
         outputs = self._call(DECODE, Bucket.of(batch=batch), steps=np.int32(steps), **inputs)
         return Burst(dict(rows), steps, batch, outputs, began)
+
+    def read(self, burst: Burst) -> dict[str, Array]:
+        """Waits for a burst's outputs, by name."""
+        return dict(zip(burst.outputs, self._dispatcher.fetch(list(burst.outputs.values())), strict=True))
 
     def _call(self, function: str, bucket: Bucket, **inputs: Any) -> dict[str, Any]:
         buffers = [np.asarray(inputs[name]) for name in self._inputs[function]]

@@ -88,7 +88,11 @@ class Sequence:
       done: how many tokens of the prompt are in the cache.
       tokens: ids of the answer so far.
       finish: why it ended.
-      first: when its first token was read; None before.
+      reused: tokens of the prompt that were in the cache already.
+      failed: whether it ended with an error.
+      aborted: the reason with which it is to end at the next step.
+      admitted, prefilled: when it got a slot, and when its prompt was in it.
+      first, last: when its first and its latest token were read; None before.
     """
 
     prompt: Ids[int]
@@ -106,7 +110,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list[int])
     finish: Finish | None = None
     failed: bool = False
-    aborted: bool = False
+    aborted: Finish | None = None
     admitted: float | None = None
     prefilled: float | None = None
     first: float | None = None

@@ -206,14 +206,13 @@ def _begin(spec: LanguageSpec) -> Callable[..., Any]:
 def _copy(
     net: Any, state: State, *, source: jax.Array, target: jax.Array, n: jax.Array
 ) -> tuple[State, Mapping[str, jax.Array]]:
-    """Copies the cache of one slot into another; of `n` tokens, which is given back."""
-    cache = {
-        name: jax.lax.dynamic_update_index_in_dim(
-            leaf, jax.lax.dynamic_index_in_dim(leaf, source, keepdims=False), target, axis=0
-        )
-        for name, leaf in state["cache"].items()
-    }
-    return {"cache": cache, "slot": state["slot"]}, {"n": n}
+    """Copies all of one slot into another; of `n` tokens, which is given back."""
+
+    def copied(leaf: jax.Array) -> jax.Array:
+        row = jax.lax.dynamic_index_in_dim(leaf, source, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(leaf, row, target, axis=0)
+
+    return jax.tree.map(copied, {"cache": dict(state["cache"]), "slot": dict(state["slot"])}), {"n": n}
 
 
 def _prefill(decoder: _Recompute | None) -> Callable[..., Any]:
@@ -269,7 +268,7 @@ def _decode(spec: LanguageSpec, decoder: _Recompute | None) -> Callable[..., Any
                 positions=positions + 1,
             )
             drawn = draw(logits, given)
-            ends = jnp.any(drawn.tokens[:, None] == stops, axis=1) | (positions + 2 > limit)
+            ends = jnp.any(drawn.tokens[:, None] == stops, axis=1) | (positions + 2 >= limit)
             slot["tokens"] = slot["tokens"].at[:batch].set(jnp.where(run, drawn.tokens, slot["tokens"][:batch]))
             slot["positions"] = slot["positions"].at[:batch].add(run.astype(jnp.int32))
             slot["done"] = slot["done"].at[:batch].set(slot["done"][:batch] | (run & ends))
