@@ -185,9 +185,16 @@ class Engine:
 
         `finish` says why: whoever finds a stop string in what was delivered ends it with `Finish.STOP`.
         """
+        self._give_up(sequence, finish)
+
+    def give_up(self, sequence: Sequence, error: ServaxError) -> None:
+        """As `abort`, with an error that is delivered."""
+        self._give_up(sequence, error)
+
+    def _give_up(self, sequence: Sequence, why: Finish | ServaxError) -> None:
         if sequence.over or sequence.aborted is not None:
             return
-        sequence.aborted = finish
+        sequence.aborted = why
         with self._lock:
             self._aborted.append(sequence)
         self._wake()
@@ -226,8 +233,9 @@ class Engine:
         self._waiting.extend(arrived)
         self._waiting.sort(key=lambda sequence: (-sequence.priority, sequence.came))
         for sequence in aborted:
-            if not sequence.over:
-                assert sequence.aborted is not None
+            if isinstance(sequence.aborted, ServaxError):
+                self._fail([sequence], sequence.aborted)
+            elif not sequence.over and sequence.aborted is not None:
                 self._end(sequence, sequence.aborted, told=False)
         if any(sequence.deadline is not None for sequence in self._waiting):
             late = [each for each in self._waiting if each.deadline is not None and each.deadline <= time.monotonic()]
@@ -412,6 +420,8 @@ class Engine:
                 loop.call_soon_threadsafe(_receive, items)
 
     def _tell(self, sequence: Sequence, status: str) -> None:
+        if sequence.over_now is not None:
+            sequence.over_now()
         emit(
             SequenceDone(
                 self._name,

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from servax.core.device import Device
-from servax.core.errors import CheckpointError, ExecutionError, NotReady
+from servax.core.errors import CheckpointError, ExecutionError, NotReady, first_line
 from servax.core.tensors import Signature, TensorSpec
 from servax.core.trees import KeyPath, path_text
 from servax.model.processors import Processor
@@ -112,18 +112,13 @@ class Runner:
           ExecutionError: the program failed; RecompileError when it would have compiled.
         """
         served = self._functions[function]
-        program = self._table[function, bucket].program
         params = self._params if params is None else params  # read once: a swap takes effect between requests
         began = time.perf_counter()
         inputs = self._put(buffers)
         moved = time.perf_counter()
         state = self._state if served.stateful else ()
         try:
-            if self._on_host:
-                with jax.transfer_guard_host_to_device("allow"):  # of this call's inputs, which are the host's
-                    new_state, outputs = program(params, state, inputs)
-            else:
-                new_state, outputs = program(params, state, inputs)
+            new_state, outputs = self._call(function, bucket, params, state, inputs)
             jax.block_until_ready((new_state, outputs) if served.stateful else outputs)
             ran = time.perf_counter()
             if served.stateful:
@@ -135,6 +130,44 @@ class Runner:
                 self.reset_state()
             raise failure from error
         return host, {"transfer": moved - began, "execute": ran - moved, "copy": time.perf_counter() - ran}
+
+    def dispatch(self, function: str, bucket: Bucket, buffers: Buffers) -> FlatArrays:
+        """As `run`, without waiting: outputs as arrays on the device, for `fetch`.
+
+        The buffers must not be written to until the outputs were fetched (contract 7).
+
+        Raises:
+          ExecutionError: the call failed; RecompileError when it would have compiled.
+        """
+        served = self._functions[function]
+        state = self._state if served.stateful else ()
+        inputs = tuple(buffers) if self._on_host else tuple(jax.device_put(each, self._sharding) for each in buffers)
+        try:
+            new_state, outputs = self._call(function, bucket, self._params, state, inputs)
+        except Exception as error:
+            failure = self._failure(error, function, bucket, (self._params, state, inputs))
+            if served.stateful:
+                self.reset_state()
+            raise failure from error
+        if served.stateful:
+            self._state = new_state
+        return outputs
+
+    def fetch(self, outputs: FlatArrays) -> tuple[np.ndarray[Any, Any], ...]:
+        """Waits for outputs that `dispatch` gave, and gives them on the host; views of the device's on a CPU.
+
+        Raises:
+          ExecutionError: the program failed; the state is lost and starts again at zeros.
+        """
+        try:
+            return self._fetch(outputs)
+        except Exception as error:
+            self.reset_state()
+            raise ExecutionError(
+                "a program failed on the device",
+                seen=first_line(error),
+                remedy="The state was lost and starts again at zeros.",
+            ) from error
 
     def fit(self, params: Mapping[KeyPath, Any]) -> FlatArrays:
         """Other parameters of the same structure, on the device, as `replace` takes them.
@@ -173,6 +206,15 @@ class Runner:
             self._dropped = True
             self._params = ()
             self._state = ()
+
+    def _call(
+        self, function: str, bucket: Bucket, params: FlatArrays, state: FlatArrays, inputs: FlatArrays
+    ) -> tuple[FlatArrays, FlatArrays]:
+        program = self._table[function, bucket].program
+        if not self._on_host:
+            return program(params, state, inputs)
+        with jax.transfer_guard_host_to_device("allow"):  # of this call's inputs, which are the host's
+            return program(params, state, inputs)
 
     def _put(self, buffers: Buffers) -> FlatArrays:
         if self._on_host:

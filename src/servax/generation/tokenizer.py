@@ -1,0 +1,42 @@
+"""A model's `tokenizer.json`: text <-> token ids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as Library
+
+from servax.core.errors import StartupError
+
+
+class Tokenizer:
+    """Text to token ids and back, by Hugging Face's `tokenizers`; for any thread.
+
+    Args:
+      path: of `tokenizer.json`.
+
+    Raises:
+      StartupError: the file cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self._library = Library.from_str(Path(path).read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises bare Exception
+            raise StartupError("the tokenizer cannot be read", where=os.fspath(path), seen=str(error)) from error
+        self._library.no_truncation()
+        self._library.no_padding()
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The ids of a text; `special` adds what the tokenizer puts around one (a rendered chat has it already)."""
+        return self._library.encode(text, add_special_tokens=special).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens left out."""
+        return self._library.decode(list(ids), skip_special_tokens=True)
+
+    def text(self, token: int) -> str:
+        """One id as text, special tokens too; what is no whole character shows as replacement characters."""
+        return self._library.decode([token], skip_special_tokens=False)
