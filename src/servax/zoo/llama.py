@@ -12,12 +12,15 @@ float32: the one form of a bfloat16 product that XLA's CPU backend hands to its 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+Weights = Literal["float", "int8"]
 
 BLOCK = 128
 """Positions of the cache that attention reads at a time."""
@@ -61,6 +64,7 @@ class LlamaConfig:
       query_key_norm: whether each head of query and key is normalised (Qwen3).
       rope_scaling: None unless the context was stretched (Llama 3.1).
       cache_dtype: of keys and values that are kept.
+      weights: `int8`: matrices of 8 bits, and inputs of products brought to 8 bits row by row (W8A8).
     """
 
     vocabulary: int
@@ -78,17 +82,45 @@ class LlamaConfig:
     query_key_norm: bool = False
     rope_scaling: RopeScaling | None = None
     cache_dtype: str = "bfloat16"
+    weights: Weights = "float"
 
 
-class Dense(nnx.Module):
-    """A product with a matrix kept as `[output, input]`, and a bias if asked for."""
+class Matrix(nnx.Module):
+    """A matrix `[output, input]`; as int8, with a float32 scale for each output, where `weights` says so."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = False, rngs: nnx.Rngs) -> None:
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (outputs, inputs)) / math.sqrt(inputs))
+    def __init__(self, inputs: int, outputs: int, *, weights: Weights = "float", deviation: float, rngs: nnx.Rngs):
+        values = deviation * jax.random.normal(rngs.params(), (outputs, inputs))
+        if weights == "int8":
+            scale = jnp.max(jnp.abs(values), axis=1) / 127
+            self.weight = nnx.Param(jnp.round(values / scale[:, None]).astype(jnp.int8))
+            self.scale = nnx.Param(scale)
+        else:
+            self.weight = nnx.Param(values)
+            self.scale = None
+
+    def rows(self, ids: jax.Array) -> jax.Array:
+        """Rows of the matrix, float32 `[..., input]`."""
+        found = self.weight[...][ids].astype(jnp.float32)
+        return found if self.scale is None else found * self.scale[...][ids][..., None]
+
+    def product(self, left: jax.Array) -> jax.Array:
+        """`left [..., input]` times the matrix, float32 `[..., output]`."""
+        if self.scale is None:
+            return product(left, self.weight[...])
+        return quantized_product(left, self.weight[...], self.scale[...])
+
+
+class Dense(Matrix):
+    """A product with a matrix, and a bias if asked for."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, weights: Weights = "float", bias: bool = False, rngs: nnx.Rngs
+    ) -> None:
+        super().__init__(inputs, outputs, weights=weights, deviation=1 / math.sqrt(inputs), rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(outputs)) if bias else None
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        found = product(hidden, self.weight[...])
+        found = self.product(hidden)
         return found if self.bias is None else found + self.bias[...]
 
 
@@ -111,10 +143,10 @@ class Attention(nnx.Module):
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
         queries, pairs = config.heads * config.head_size, config.key_value_heads * config.head_size
-        self.query = Dense(config.width, queries, bias=config.attention_bias, rngs=rngs)
-        self.key = Dense(config.width, pairs, bias=config.attention_bias, rngs=rngs)
-        self.value = Dense(config.width, pairs, bias=config.attention_bias, rngs=rngs)
-        self.output = Dense(queries, config.width, rngs=rngs)
+        self.query = Dense(config.width, queries, weights=config.weights, bias=config.attention_bias, rngs=rngs)
+        self.key = Dense(config.width, pairs, weights=config.weights, bias=config.attention_bias, rngs=rngs)
+        self.value = Dense(config.width, pairs, weights=config.weights, bias=config.attention_bias, rngs=rngs)
+        self.output = Dense(queries, config.width, weights=config.weights, rngs=rngs)
         self.query_norm = RMSNorm(config.head_size, config.epsilon) if config.query_key_norm else None
         self.key_norm = RMSNorm(config.head_size, config.epsilon) if config.query_key_norm else None
 
@@ -141,9 +173,9 @@ class FeedForward(nnx.Module):
     """SwiGLU: Shazeer 2020, https://arxiv.org/abs/2002.05202."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
-        self.gate = Dense(config.width, config.feed_forward, rngs=rngs)
-        self.up = Dense(config.width, config.feed_forward, rngs=rngs)
-        self.down = Dense(config.feed_forward, config.width, rngs=rngs)
+        self.gate = Dense(config.width, config.feed_forward, weights=config.weights, rngs=rngs)
+        self.up = Dense(config.width, config.feed_forward, weights=config.weights, rngs=rngs)
+        self.down = Dense(config.feed_forward, config.width, weights=config.weights, rngs=rngs)
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
         return self.down(jax.nn.silu(self.gate(hidden)) * self.up(hidden))
@@ -172,10 +204,12 @@ class Llama(nnx.Module):
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocabulary, config.width)))
+        self.embedding = Matrix(
+            config.width, config.vocabulary, weights=config.weights, deviation=0.02, rngs=rngs
+        )
         self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
         self.norm = RMSNorm(config.width, config.epsilon)
-        self.head = None if config.tied else Dense(config.width, config.vocabulary, rngs=rngs)
+        self.head = None if config.tied else Dense(config.width, config.vocabulary, weights=config.weights, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits, float32 `[batch, length, vocabulary]`.
@@ -183,7 +217,7 @@ class Llama(nnx.Module):
         Args:
           tokens: ids, int32 `[batch, length]`, filled up on the right with anything.
         """
-        hidden = self.embedding[...][tokens].astype(jnp.float32)
+        hidden = self.embedding.rows(tokens)
         positions = jnp.arange(tokens.shape[1])[None]
         for block in self.blocks:
             hidden = block(hidden, positions)
@@ -205,7 +239,7 @@ class Llama(nnx.Module):
     ) -> dict[str, jax.Array]:
         """As `servax.model.language.Decoder.prefill`."""
         written = dict(cache)
-        hidden = self.embedding[...][tokens].astype(jnp.float32)[None]
+        hidden = self.embedding.rows(tokens)[None]
         positions = start + jnp.arange(tokens.shape[0])
         blocks = (start + tokens.shape[0] + BLOCK - 1) // BLOCK
         for layer, block in enumerate(self.blocks):
@@ -234,7 +268,7 @@ class Llama(nnx.Module):
         written = dict(cache)
         batch = tokens.shape[0]
         rows = jnp.arange(batch)
-        hidden = self.embedding[...][tokens].astype(jnp.float32)[:, None]
+        hidden = self.embedding.rows(tokens)[:, None]
         length = cache["key00"].shape[2]
         place = jnp.where(running, positions, length)  # out of bounds: dropped
         blocks = (jnp.max(jnp.where(running, positions, 0)) + BLOCK) // BLOCK
@@ -253,8 +287,8 @@ class Llama(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits, float32 `[..., vocabulary]`, of the last block's `[..., width]`."""
-        head = self.embedding[...] if self.head is None else self.head.weight[...]
-        return product(self.norm(hidden), head)
+        head = self.embedding if self.head is None else self.head
+        return head.product(self.norm(hidden))
 
 
 def attend(
@@ -301,16 +335,35 @@ def attend(
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """`left [..., input]` times `right [output, input]`, accumulated and given in float32.
+    """`left [..., input]` times `right [output, input]`, in the dtype of `right`, accumulated and given in float32."""
+    return _by_rows(left, lambda rows: _dot(rows.astype(right.dtype), right, jnp.float32))
 
-    A single row is computed as two: with one, XLA's CPU backend takes its slow path for everything but float32.
+
+def quantized_product(left: jax.Array, right: jax.Array, scale: jax.Array) -> jax.Array:
+    """`left [..., input]` times int8 `right [output, input]` times `scale [output]`, float32.
+
+    Each row of `left` is brought to 8 bits by its largest value, so that the product is one of small integers, summed
+    up exactly (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339, without its outliers).
     """
-    rows = left.reshape(-1, left.shape[-1]).astype(right.dtype)
+
+    def quantized(rows: jax.Array) -> jax.Array:
+        step = jnp.maximum(jnp.max(jnp.abs(rows), axis=-1, keepdims=True), 1e-30) / 127
+        whole = jnp.round(rows / step).astype(jnp.int8)
+        return _dot(whole, right, jnp.int32).astype(jnp.float32) * step * scale
+
+    return _by_rows(left, quantized)
+
+
+def _by_rows(left: jax.Array, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """`function` of `left` as rows; of a single row as two, since XLA's CPU backend is slow with one."""
+    rows = left.astype(jnp.float32).reshape(-1, left.shape[-1])
     single = rows.shape[0] == 1
-    if single:
-        rows = jnp.concatenate([rows, jnp.zeros_like(rows)])
-    found = jax.lax.dot_general(rows, right, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return (found[:1] if single else found).reshape(*left.shape[:-1], right.shape[0])
+    found = function(jnp.concatenate([rows, jnp.zeros_like(rows)]) if single else rows)
+    return (found[:1] if single else found).reshape(*left.shape[:-1], -1)
+
+
+def _dot(left: jax.Array, right: jax.Array, accumulated: jax.typing.DTypeLike) -> jax.Array:
+    return jax.lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=accumulated)
 
 
 def rotation(config: LlamaConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
