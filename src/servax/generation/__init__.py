@@ -14,5 +14,11 @@ __all__ = ["Answer", "LanguageServable", "Part", "SamplingParams", "Usage"]
 
 __getattr__, __dir__ = exports(
     __name__,
-    {"Answer": "servable", "LanguageServable": "servable", "Part": "servable", "SamplingParams": "params", "Usage": "servable"},
+    {
+        "Answer": "servable",
+        "LanguageServable": "servable",
+        "Part": "servable",
+        "SamplingParams": "params",
+        "Usage": "servable",
+    },
 )

@@ -280,7 +280,9 @@ class Engine:
             before = None
             constrained = {slot: row for slot, row in self._running.items() if row.constraint is not None}
         self._compact()
-        free = {slot: row for slot, row in self._running.items() if row.constraint is None and self._may_go_on(row, before)}
+        free = {
+            slot: row for slot, row in self._running.items() if row.constraint is None and self._may_go_on(row, before)
+        }
         if free:
             self._burst = self._programs.decode(free, self._steps(max(free) + 1), time.perf_counter())
         if constrained := {slot: row for slot, row in self._running.items() if row.constraint is not None}:
@@ -303,9 +305,15 @@ class Engine:
         """Moves a sequence to a lower row where that lets the batch be smaller."""
         while (move := self._slots.lower()) is not None:
             source, target = move
-            others = max((slot + 1 for slot in (*self._running, *map(_slot, self._filling)) if slot != source), default=0)
+            others = max(
+                (slot + 1 for slot in (*self._running, *map(_slot, self._filling)) if slot != source), default=0
+            )
             row = self._slots.slots[source].owner
-            if row is None or source not in self._running or self._batch(max(others, target + 1)) >= self._batch(source + 1):
+            if (
+                row is None
+                or source not in self._running
+                or self._batch(max(others, target + 1)) >= self._batch(source + 1)
+            ):
                 return
             self._programs.copy(source, target, len(self._slots.slots[source].ids))
             self._slots.move(source, target)

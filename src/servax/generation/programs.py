@@ -1,4 +1,4 @@
-"""The compiled functions of a language model as the engine calls them: arrays in, without waiting for what comes out."""
+"""The compiled functions of a language model as the engine calls them, without waiting for what comes out."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Programs:
         self._call(PREFILL, Bucket.of(chunk=size), tokens=buffer, slot=np.int32(slot), start=np.int32(start))
 
     def chunk(self, left: int, start: int) -> int:
-        """How many of `left` tokens the next chunk at `start` takes: no chunk is more than half padding but the smallest."""
+        """How many of `left` tokens the next chunk at `start` takes; only the smallest is more than half padding."""
         fitting = [size for size in self.chunks if start + size <= self.length]
         above = next((size for size in fitting if size >= left), None)
         if above is not None and (left > above // 2 or above == fitting[0]):

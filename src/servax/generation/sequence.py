@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Sequence as Ids
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Ids
+from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +126,15 @@ class LanguageServable(LocalServable):
         """
         received: asyncio.Queue[Delta] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        sequence = self._sequence(prompt, params, received.put_nowait, loop, priority, deadline, constraint)
+        sequence = Sequence(
+            self._ids(prompt),
+            params,
+            received.put_nowait,
+            loop,
+            constraint=constraint,
+            priority=priority,
+            deadline=deadline,
+        )
         text = TextStream(self._decoder(), params.stop)
         self._submit_sequence(sequence)
         try:
@@ -146,7 +155,7 @@ class LanguageServable(LocalServable):
     ) -> Iterator[Part]:
         """As `stream`, for a thread that may block."""
         received: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        sequence = self._sequence(prompt, params, received.put, None, 0, None, constraint)
+        sequence = Sequence(self._ids(prompt), params, received.put, constraint=constraint)
         text = TextStream(self._decoder(), params.stop)
         self._submit_sequence(sequence)
         try:
@@ -182,23 +191,12 @@ class LanguageServable(LocalServable):
             self.engine.close()
         super().close(timeout)
 
-    def _sequence(
-        self,
-        prompt: str | Ids[int],
-        params: SamplingParams,
-        receive: Any,
-        loop: asyncio.AbstractEventLoop | None,
-        priority: int,
-        deadline: float | None,
-        constraint: Constraint | None,
-    ) -> Sequence:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UsageError(f"{self.name} has no tokenizer", remedy="send the prompt as token ids")
-            prompt = self.tokenizer.encode(prompt, special=True)
-        return Sequence(
-            tuple(prompt), params, receive, loop, constraint=constraint, priority=priority, deadline=deadline
-        )
+    def _ids(self, prompt: str | Ids[int]) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        if self.tokenizer is None:
+            raise UsageError(f"{self.name} has no tokenizer", remedy="send the prompt as token ids")
+        return tuple(self.tokenizer.encode(prompt, special=True))
 
     def _submit_sequence(self, sequence: Sequence) -> None:
         accepted = _Accepted(self.engine, sequence)

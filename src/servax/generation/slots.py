@@ -110,7 +110,8 @@ class SlotTable:
     def move(self, source: int, target: int) -> None:
         """Notes that a sequence's row was copied, and that it lives in the copy."""
         old, new = self.slots[source], self.slots[target]
-        assert old.owner is not None and new.owner is None
+        assert old.owner is not None
+        assert new.owner is None
         new.ids, new.owner, new.used = list(old.ids), old.owner, next(self._clock)
         new.owner.slot = target
         old.owner = None
@@ -122,13 +123,12 @@ class SlotTable:
             slot.owner = None
 
     def _longest(self, prompt: Ids[int]) -> tuple[int | None, int]:
-        best, most = None, 0
+        best, most, free = None, 0, False
         for index, slot in enumerate(self.slots):
             common = self._common(slot.ids, prompt)
             # Of equal ones a free row goes first: it needs no copy if it is the target.
-            if common > most or (common == most and common and best is not None and slot.owner is None):
-                if common > most or self.slots[best].owner is not None:
-                    best, most = index, common
+            if common and (common, slot.owner is None) > (most, free):
+                best, most, free = index, common, slot.owner is None
         return best, most
 
     def _common(self, ids: Ids[int], prompt: Ids[int]) -> int:

@@ -34,8 +34,8 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        functions: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
+        environment.globals.update(functions)
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         self._special = dict(special)
         try:
@@ -64,11 +64,19 @@ class ChatTemplate:
             ):
                 size += len(part)
                 if size > _LONGEST:
-                    raise InvalidInput("the rendered prompt is too long", where="messages", expected=f"{_LONGEST} characters")
+                    raise InvalidInput(
+                        "the rendered prompt is too long", where="messages", expected=f"{_LONGEST} characters"
+                    )
                 parts.append(part)
             return "".join(parts)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
-            raise InvalidInput("the chat template does not take these messages", where="messages", seen=str(error)) from error
+            raise InvalidInput(
+                "the chat template does not take these messages", where="messages", seen=str(error)
+            ) from error
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
 
 
 def _refuse(message: str) -> NoReturn:

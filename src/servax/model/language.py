@@ -343,7 +343,11 @@ def _describe(
     found: list[tuple[Mapping[str, str], int, bool]] = []
 
     def look() -> int:
-        net = source() if callable(source) and not isinstance(source, Decoder) and not hasattr(source, "decode") else source
+        net = (
+            source()
+            if callable(source) and not isinstance(source, Decoder) and not hasattr(source, "decode")
+            else source
+        )
         if isinstance(net, Decoder):
             found.append((net.cache(slots, length), net.vocabulary, False))
         elif callable(net) and vocabulary is not None:

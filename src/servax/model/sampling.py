@@ -96,7 +96,9 @@ def draw(logits: jax.Array, rows: Rows) -> Drawn:
     """A token for each row of `logits`, float32 `[batch, vocabulary]`."""
     scores = _penalised(logits, rows)
     scores = _ending_late(scores, rows)
-    scores = jax.lax.cond(jnp.any(rows.biased), lambda s: s + jnp.where(rows.biased[:, None], rows.bias, 0), _same, scores)
+    scores = jax.lax.cond(
+        jnp.any(rows.biased), lambda s: s + jnp.where(rows.biased[:, None], rows.bias, 0), _same, scores
+    )
     scores = jax.lax.cond(jnp.any(rows.constrained), lambda s: _constrained(s, rows), _same, scores)
     greedy = jnp.argmax(scores, axis=-1).astype(jnp.int32)
     warm = rows.temperature > 0
@@ -181,9 +183,7 @@ def _sampled(scores: jax.Array, rows: Rows) -> jax.Array:
     return jnp.where(decided, near, exact)
 
 
-def _kept(
-    values: jax.Array, weights: jax.Array, mass: jax.Array, limit: jax.Array, rows: Rows
-) -> jax.Array:
+def _kept(values: jax.Array, weights: jax.Array, mass: jax.Array, limit: jax.Array, rows: Rows) -> jax.Array:
     """Which of a row's values, likeliest first, may be drawn; the first always may."""
     before = jnp.cumsum(weights, axis=-1) - weights
     kept = jnp.arange(values.shape[1])[None] < limit[:, None]

@@ -153,7 +153,7 @@ class Runner:
             self._state = new_state
         return outputs
 
-    def fetch(self, outputs: FlatArrays) -> tuple[np.ndarray[Any, Any], ...]:
+    def fetch(self, outputs: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
         """Waits for outputs that `dispatch` gave, and gives them on the host; views of the device's on a CPU.
 
         Raises:
@@ -223,8 +223,8 @@ class Runner:
         jax.block_until_ready(inputs)
         return inputs
 
-    def _fetch(self, outputs: FlatArrays) -> tuple[np.ndarray[Any, Any], ...]:
-        return tuple(map(np.asarray, outputs)) if self._on_host else tuple(jax.device_get(outputs))
+    def _fetch(self, outputs: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
+        return tuple(map(np.asarray, outputs)) if self._on_host else tuple(jax.device_get(tuple(outputs)))
 
     def _commit(self, params: Mapping[KeyPath, Any]) -> FlatArrays:
         # A NumPy leaf is copied first: on the CPU, device_put would make the device array a view of the caller's.

@@ -204,9 +204,7 @@ class Llama(nnx.Module):
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.embedding = Matrix(
-            config.width, config.vocabulary, weights=config.weights, deviation=0.02, rngs=rngs
-        )
+        self.embedding = Matrix(config.width, config.vocabulary, weights=config.weights, deviation=0.02, rngs=rngs)
         self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
         self.norm = RMSNorm(config.width, config.epsilon)
         self.head = None if config.tied else Dense(config.width, config.vocabulary, weights=config.weights, rngs=rngs)
@@ -246,7 +244,9 @@ class Llama(nnx.Module):
             query, key, value = block.attention.project(block.attention_norm(hidden), positions[None])
             keys, values = (
                 jax.lax.dynamic_update_slice(
-                    written[f"{kind}{layer:02d}"], jnp.swapaxes(new, 1, 2).astype(cache["key00"].dtype), (slot, 0, start, 0)
+                    written[f"{kind}{layer:02d}"],
+                    jnp.swapaxes(new, 1, 2).astype(cache["key00"].dtype),
+                    (slot, 0, start, 0),
                 )
                 for kind, new in (("key", key), ("value", value))
             )
@@ -291,9 +291,7 @@ class Llama(nnx.Module):
         return head.product(self.norm(hidden))
 
 
-def attend(
-    query: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array, blocks: jax.Array
-) -> jax.Array:
+def attend(query: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array, blocks: jax.Array) -> jax.Array:
     """Grouped-query attention to a cache, block by block: what is read is what is used, not what is allocated.
 
     Softmax as the blocks come, after Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867.

@@ -63,7 +63,14 @@ def config_of_hugging_face(path: str | os.PathLike[str]) -> LlamaConfig:
     scaling = fields.get("rope_scaling")
     if scaling is not None and scaling.get("rope_type", scaling.get("type")) not in ("llama3", "default"):
         raise ValueError(f"{os.fspath(path)}: rope_scaling {scaling}; known is rope_type llama3")
-    stretched = scaling is not None and scaling.get("rope_type") == "llama3"
+    stretched: RopeScaling | None = None
+    if scaling is not None and scaling.get("rope_type") == "llama3":
+        stretched = RopeScaling(
+            scaling["factor"],
+            scaling["low_freq_factor"],
+            scaling["high_freq_factor"],
+            scaling["original_max_position_embeddings"],
+        )
     return LlamaConfig(
         vocabulary=fields["vocab_size"],
         width=fields["hidden_size"],
@@ -78,14 +85,7 @@ def config_of_hugging_face(path: str | os.PathLike[str]) -> LlamaConfig:
         tied=fields.get("tie_word_embeddings", False),
         attention_bias=fields.get("attention_bias", kind == "qwen2"),
         query_key_norm=kind == "qwen3",
-        rope_scaling=RopeScaling(
-            scaling["factor"],
-            scaling["low_freq_factor"],
-            scaling["high_freq_factor"],
-            scaling["original_max_position_embeddings"],
-        )
-        if stretched
-        else None,
+        rope_scaling=stretched,
     )
 
 
@@ -120,7 +120,7 @@ def parameters_of_gguf(path: str | os.PathLike[str], config: LlamaConfig) -> Tre
     }  # fmt: skip
     ignored = {"rope_freqs.weight"}
     turn = _unpermuted if kind == "llama" else None
-    return _parameters(config, set(stored) - ignored, read, names, "blk.{}.", turn)
+    return _parameters(config, set(stored) - ignored, read, names, layer_name="blk.{}.", turn=turn)
 
 
 def parameters_of_hugging_face(tensors: Mapping[str, Array], config: LlamaConfig) -> Tree:
@@ -140,7 +140,7 @@ def parameters_of_hugging_face(tensors: Mapping[str, Array], config: LlamaConfig
     ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
     if config.tied:
         ignored.add("lm_head.weight")
-    return _parameters(config, set(tensors) - ignored, tensors.get, names, "model.layers.{}.", None)
+    return _parameters(config, set(tensors) - ignored, tensors.get, names, layer_name="model.layers.{}.", turn=None)
 
 
 def _parameters(
@@ -148,6 +148,7 @@ def _parameters(
     left: set[str],
     read: Callable[[str], Array | None],
     names: Mapping[str, str],
+    *,
     layer_name: str,
     turn: Callable[[Array, int], Array] | None,
 ) -> Tree:
