@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from servax.api.serve import run
@@ -42,3 +44,10 @@ def test_and_what_a_store_cannot_be_told(store, given, said):
         run({"targets": [store], **given})
     with pytest.raises(UsageError, match="served alone"):
         run({"targets": [store, "a.bundle"]})
+
+
+def test_a_program_that_starts_it_is_told_of_them_in_lines(capsys):
+    assert run({"targets": ["a.bundle"], "poll": "1s"}, as_json=True) == 2
+    failed, ended = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (failed["event"], failed["kind"], failed["seen"]) == ("failed", "UsageError", "a.bundle")
+    assert ended == {"event": "ended", "code": 2}

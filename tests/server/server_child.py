@@ -15,7 +15,7 @@ import serving_toys as toys
 from servax.core.errors import BundleError, UsageError
 from servax.runtime.servable import State
 from servax.server.models import LoadedModels
-from servax.server.process import run
+from servax.server.process import Told, run
 from servax.server.settings import make
 from servax.stages.buckets import Bucket
 
@@ -75,4 +75,4 @@ options = {"http": port, "grpc": 0, "drain_timeout": drain_timeout} | json.loads
     sys.argv[4] if len(sys.argv) > 4 else "{}"
 )
 as_json = options.pop("as_json", False)
-sys.exit(run(LoadedModels(load), make(**options), as_json=as_json))
+sys.exit(run(LoadedModels(load), make(**options), Told(as_json)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -63,22 +64,33 @@ def run(given: Mapping[str, Any], *, config: str | os.PathLike[str] | None = Non
       as_json: whether standard output gets a JSON object a line.
 
     Raises:
-      UsageError: a setting cannot be used, there is nothing to serve, or it is served already.
+      UsageError: a setting cannot be used, there is nothing to serve, or it is served already; with `as_json` that is
+        told like any other failure.
     """
     from servax.runtime.threads import set_threads
+    from servax.server.process import Told
     from servax.server.process import run as run_process
     from servax.server.settings import resolve
 
-    settings = resolve(given, file=config).settings
-    if settings.threads is not None:
-        set_threads(settings.threads)
-    models = _models(settings)
+    told = Told(as_json)
+    try:
+        settings = resolve(given, file=config).settings
+        if settings.threads is not None:
+            set_threads(settings.threads)
+        models = _models(settings)
+    except UsageError as error:
+        if not as_json:
+            raise
+        print(f"start-up failed: {error}", file=sys.stderr)
+        told.failed(error)
+        told("ended", code=error.exit_code)
+        return error.exit_code
     with contextlib.ExitStack() as stack:
         if settings.record_shapes is not None:
             from servax.workflow.recorder import ShapeRecorder
 
             stack.enter_context(ShapeRecorder(settings.record_shapes))
-        return run_process(models, settings, as_json=as_json)
+        return run_process(models, settings, told)
 
 
 def _models(settings: Settings) -> Models:

@@ -34,7 +34,7 @@ _GLANCE = 0.02
 """Seconds between two looks at whether they have."""
 
 
-def run(models: Models, settings: Settings, *, as_json: bool = False) -> int:
+def run(models: Models, settings: Settings, told: Told | None = None) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code: 0, or 3 when start-up failed, which is printed.
 
     It is 2 in place of 3 for a UsageError. The ports are taken and `/v2/health/live` answers before anything is
@@ -46,11 +46,11 @@ def run(models: Models, settings: Settings, *, as_json: bool = False) -> int:
     Args:
       models: what is served.
       settings: of the server.
-      as_json: whether standard output gets a JSON object a line: listening, ready, draining, failed, ended.
+      told: what happens, for the program that started this one; None: it is not told.
     """
     log = logger(as_json=settings.log_format == "json")
     access_log = AccessLog(as_json=settings.log_format == "json") if settings.access_log else None
-    told = _Told(as_json)
+    told = Told(False) if told is None else told
     with listening(EventLog(log)):
         process = _Process(models, settings, access_log, log, told)
         code = process.run()
@@ -63,7 +63,7 @@ def run(models: Models, settings: Settings, *, as_json: bool = False) -> int:
     return code
 
 
-class _Told:
+class Told:
     """What a program that started this one reads on standard output."""
 
     def __init__(self, wanted: bool) -> None:
@@ -72,6 +72,13 @@ class _Told:
     def __call__(self, event: str, **fields: Any) -> None:
         if self._wanted:
             print(json.dumps({"event": event, **fields}), flush=True)
+
+    def failed(self, error: Exception) -> None:
+        """Start-up failed, with the parts of the error."""
+        parts = ("where", "seen", "expected", "remedy")
+        what = error.what if isinstance(error, ServaxError) else str(error)
+        fields = {part: text for part in parts if (text := getattr(error, part, None)) is not None}
+        self("failed", kind=type(error).__name__, what=what, **fields)
 
 
 class _Process:
@@ -82,7 +89,7 @@ class _Process:
       closing: whether what the models hold is not freed yet.
     """
 
-    def __init__(self, models: Models, settings: Settings, access_log: AccessLog | None, log: Any, told: _Told) -> None:
+    def __init__(self, models: Models, settings: Settings, access_log: AccessLog | None, log: Any, told: Told) -> None:
         self._startup = Startup()
         self.plane = DataPlane(catalog=models.catalog, repository=models.repository, loading=self._startup.steps)
         self._models = models
@@ -187,8 +194,5 @@ class _Process:
         if not isinstance(error, ServaxError):
             traceback.print_exception(error, file=sys.stderr)
         print(f"start-up failed: {error}", file=sys.stderr)
-        parts = ("where", "seen", "expected", "remedy")
-        what = error.what if isinstance(error, ServaxError) else str(error)
-        fields = {part: text for part in parts if (text := getattr(error, part, None)) is not None}
-        self._told("failed", kind=type(error).__name__, what=what, **fields)
+        self._told.failed(error)
         return UsageError.exit_code if isinstance(error, UsageError) else START_FAILED
