@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ def grid() -> list[dict[str, int]]:
     return [{"batch": batch, "length": length} for batch, length in alone + joined + large]
 
 
+@cache
 def parameters(model: str) -> dict[str, np.ndarray]:
     """The parameters, by seed."""
     random = np.random.default_rng(0)
