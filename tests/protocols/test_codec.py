@@ -177,3 +177,39 @@ def test_what_is_written_is_read_back_to_the_bit(array):
     back = decode("x", datatype_of(array.dtype.name), list(array.shape), text)
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
+
+
+LONG = np.random.default_rng(5).normal(size=(500, 300))
+
+
+@pytest.mark.parametrize(("datatype", "dtype"), [("FP64", "float64"), ("FP32", "float32")])
+def test_long_data_are_read_piece_by_piece(datatype, dtype):
+    for nested in (LONG.ravel().tolist(), LONG.tolist()):
+        text = sent(nested)
+        assert len(text) > 2 << 20
+        array = decode("x", datatype, LONG.shape, text)
+        np.testing.assert_array_equal(array, LONG.astype(dtype))
+
+
+def test_long_data_may_hold_what_json_has_no_number_for():
+    values = LONG.ravel().tolist()
+    values[777] = "NaN"
+    array = decode("x", "FP64", [len(values)], sent(values))
+    assert math.isnan(array[777])
+    np.testing.assert_array_equal(np.delete(array, 777), np.delete(LONG.ravel(), 777))
+
+
+@pytest.mark.parametrize("shape", [[500, 301], [149_999], [150_001], [2**40]])
+def test_long_data_of_another_number_are_counted_before_they_are_read(shape):
+    with pytest.raises(InvalidInput) as caught:
+        decode("x", "FP64", shape, sent(LONG.ravel().tolist()))
+    assert caught.value.seen == "150000 values in 1 lists"
+
+
+@pytest.mark.parametrize("wrong", [True, "a", None, [1], {"a": 1}])
+def test_long_data_that_are_wrong_say_where(wrong):
+    values = LONG.ravel().tolist()
+    values[777] = wrong
+    with pytest.raises(InvalidInput) as caught:
+        decode("x", "FP64", [len(values)], sent(values))
+    assert caught.value.where == "x"
