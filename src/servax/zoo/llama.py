@@ -251,13 +251,7 @@ class Llama(nnx.Module):
                 for kind, new in (("key", key), ("value", value))
             )
             written[f"key{layer:02d}"], written[f"value{layer:02d}"] = keys, values
-            attended = attend(
-                query,
-                jax.lax.dynamic_slice_in_dim(keys, slot, 1),
-                jax.lax.dynamic_slice_in_dim(values, slot, 1),
-                positions[None],
-                blocks,
-            )
+            attended = attend(query, keys, values, positions[None], blocks, first=slot)
             hidden = block.rest(hidden, attended)
         return written
 
@@ -281,7 +275,7 @@ class Llama(nnx.Module):
                 for kind, new in (("key", key), ("value", value))
             )
             written[f"key{layer:02d}"], written[f"value{layer:02d}"] = keys, values
-            attended = attend(query, keys[:batch], values[:batch], positions[:, None], blocks)
+            attended = attend(query, keys, values, positions[:, None], blocks)
             hidden = block.rest(hidden, attended)
         return written, self.logits(hidden)[:, 0]
 
@@ -291,17 +285,28 @@ class Llama(nnx.Module):
         return head.product(self.norm(hidden))
 
 
-def attend(query: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array, blocks: jax.Array) -> jax.Array:
+def attend(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    positions: jax.Array,
+    blocks: jax.Array,
+    *,
+    first: jax.Array | int = 0,
+) -> jax.Array:
     """Grouped-query attention to a cache, block by block: what is read is what is used, not what is allocated.
 
-    Softmax as the blocks come, after Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867.
+    Softmax as the blocks come, after Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867. The cache is read
+    where it lies, a block at a time: a slice of it for the batch would be a copy, and XLA then writes the new keys twice,
+    the second time into a copy of the whole cache.
 
     Args:
       query: `[batch, queries, heads, size]`.
-      keys: `[batch, key_value_heads, length, size]`; `length` is a multiple of `BLOCK`.
+      keys: `[slots, key_value_heads, length, size]`; `length` is a multiple of `BLOCK`.
       values: as `keys`.
       positions: int32 `[batch, queries]`, the last position that each query sees.
       blocks: int32 `[]`, how many blocks hold what any query sees.
+      first: the slot of the first row of the batch; the others follow.
 
     Returns:
       float32 `[batch, queries, heads * size]`.
@@ -316,7 +321,8 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.
         most, total, mixed = carry
         start = index * BLOCK
         block_keys, block_values = (
-            jax.lax.dynamic_slice_in_dim(each, start, BLOCK, axis=2).astype(jnp.float32) for each in (keys, values)
+            jax.lax.dynamic_slice(each, (first, 0, start, 0), (batch, groups, BLOCK, size)).astype(jnp.float32)
+            for each in (keys, values)
         )
         scores = jnp.einsum("bgqd,bgkd->bgqk", query, block_keys)
         scores = jnp.where(start + jnp.arange(BLOCK) <= sees, scores, -1e30)
