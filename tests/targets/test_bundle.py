@@ -119,6 +119,22 @@ def test_a_path_taken_meanwhile_is_refused_at_the_end(tmp_path):
     assert names(tmp_path) == ["net.bundle"]
 
 
+def test_a_path_taken_at_the_last_moment_is_not_taken_back(tmp_path, monkeypatch):
+    other = write(tmp_path / "other", name="other")
+    with BundleWriter(tmp_path / "net.bundle") as writer:
+        refuse = BundleWriter._refuse_existing
+
+        def taken_right_after(self):
+            refuse(self)
+            (tmp_path / "other").rename(tmp_path / "net.bundle")
+
+        monkeypatch.setattr(BundleWriter, "_refuse_existing", taken_right_after)
+        with pytest.raises(OSError, match="exists"):
+            writer.finish(manifest())
+    assert Bundle.open(tmp_path / "net.bundle").manifest == other.manifest
+    assert names(tmp_path) == ["net.bundle"]
+
+
 def test_the_old_bundle_is_put_back_when_the_rename_fails(tmp_path, monkeypatch):
     path = tmp_path / "net.bundle"
     write(path, name="old")

@@ -200,7 +200,7 @@ class BundleWriter:
         """
         complete = self.draft(manifest).manifest
         self._refuse_existing()
-        if self.path.exists():
+        if self._overwrite and self.path.exists():
             aside = self.path.parent / f".{self.path.name}.old-{secrets.token_hex(4)}"
             self.path.rename(aside)
             try:
@@ -211,7 +211,7 @@ class BundleWriter:
             self._finished = True
             aside.rmtree()
         else:
-            self.root.rename(self.path)
+            self.root.rename(self.path)  # fails where another writer has put a bundle there just now
             self._finished = True
         return Bundle(self.path, complete)
 
