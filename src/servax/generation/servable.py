@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servax.core.errors import ServaxError, UsageError
+from servax.generation.constraints import Grammars
 from servax.generation.engine import Engine, EngineLimits
 from servax.generation.params import SamplingParams
 from servax.generation.programs import Programs
@@ -17,6 +18,7 @@ from servax.generation.sequence import Constraint, Delta, Finish, Sequence, Toke
 from servax.generation.template import ChatTemplate
 from servax.generation.text import TextStream
 from servax.generation.tokenizer import Tokenizer
+from servax.generation.vocabulary import Vocabulary
 from servax.model.language import LanguageSpec
 from servax.runtime.local import LocalServable
 from servax.runtime.request import InferRequest, InferResult
@@ -91,6 +93,8 @@ class LanguageServable(LocalServable):
         self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
+        self.vocabulary = None if tokenizer is None else Vocabulary(tokenizer, spec.vocabulary, spec.end)
+        self.grammars = None if self.vocabulary is None else Grammars(self.vocabulary)
         self._turns = _Turns(self._executor.queue)
         self.engine = Engine(
             name,
@@ -220,9 +224,7 @@ class LanguageServable(LocalServable):
             self.engine.abort(sequence, Finish.STOP)
         if text.stopped:
             finish = Finish.STOP
-        return Part(
-            piece.text, piece.tokens, finish, Usage(len(sequence.prompt), sequence.reused, len(sequence.tokens))
-        )
+        return Part(piece.text, piece.tokens, finish, Usage(len(sequence.prompt), sequence.reused, text.count))
 
     def _no_function(self) -> UsageError:
         return UsageError(

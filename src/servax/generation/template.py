@@ -23,12 +23,16 @@ class ChatTemplate:
       source: the template.
       special: names that it may use, such as `bos_token`.
 
+    Attributes:
+      names: what it reads, such as `messages` and, of a model that was trained with them, `tools`.
+
     Raises:
       StartupError: the template is none.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         import jinja2
+        import jinja2.meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -40,6 +44,7 @@ class ChatTemplate:
         self._special = dict(special)
         try:
             self._template = environment.from_string(source)
+            self.names = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise StartupError("the chat template cannot be read", seen=str(error)) from error
 

@@ -29,6 +29,11 @@ class Tokenizer:
         self._library.no_truncation()
         self._library.no_padding()
 
+    @property
+    def definition(self) -> str:
+        """The tokenizer as the text of a `tokenizer.json`."""
+        return self._library.to_str()
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The ids of a text; `special` adds what the tokenizer puts around one (a rendered chat has it already)."""
         return self._library.encode(text, add_special_tokens=special).ids
