@@ -70,7 +70,8 @@ def test_requests_that_come_while_the_device_is_busy_run_together():
     assert set(results[0].times) == {"queue", "pad", "transfer", "execute", "copy"}
 
 
-def test_higher_priorities_run_first_and_equal_ones_in_order():
+def test_higher_priorities_run_first_and_equal_ones_in_order(monkeypatch):
+    monkeypatch.setattr("servax.runtime.batcher._AGE", float("inf"))  # however slow the machine is, none is old
     servable, held = toys.held_toy()
     servable._costs._runs = dict.fromkeys(toys.GRID, PROVEN)
     servable._costs.set({key: 1.0 if key[1].sizes and key[1]["batch"] > 1 else 1e-6 for key in toys.GRID})
@@ -271,3 +272,49 @@ def test_limits_that_make_no_sense_are_refused():
     for wrong in ({"max_delay": -1.0}, {"max_delay": float("inf")}, {"max_queue": 0}, {"max_queue_bytes": 0}):
         with pytest.raises(UsageError):
             Batching(**wrong)
+
+
+def test_a_full_batch_is_prepared_while_another_runs_and_one_with_room_is_not():
+    """As on an accelerator, whose programs run beside this process: here the same way is taken on a CPU."""
+    servable, held = toys.held_toy()
+    servable._runner._on_host = False
+    servable._executor._overlaps = True
+    prepared = []
+    put = servable._runner.put
+    servable._runner.put = lambda buffers: (prepared.append(len(buffers[0])), put(buffers))[1]
+
+    async def scene() -> list:
+        tasks = [asyncio.create_task(servable.infer_async(each)) for each in asks(*range(1, 24))]
+        return await asyncio.gather(*tasks)
+
+    with servable, Told() as told:
+        results = asyncio.run(while_held(servable, held, *asks(*range(1, 24))))
+        again = asyncio.run(scene())
+    assert [float(each.tensors["y"][0, 0]) for each in results] == [2 * value + 1 for value in range(1, 24)]
+    assert [float(each.tensors["y"][0, 0]) for each in again] == [2 * value + 1 for value in range(1, 24)]
+    assert prepared
+    assert set(prepared) == {4}, "only batches that nothing later could make better"
+    assert sum(each.rows for each in told) == 1 + 2 * 23
+    assert all(each.rows <= each.capacity for each in told)
+
+
+def test_a_batch_prepared_ahead_is_answered_when_the_thread_dies():
+    class Death(BaseException):
+        pass
+
+    servable, held = toys.held_toy()
+    servable._runner._on_host = False
+    servable._executor._overlaps = True
+    key = ("predict", Bucket.of(batch=4, length=8))
+    whole = servable._table
+
+    def dies(params, state, inputs):
+        raise Death("out of luck")
+
+    programs = {**whole.programs, key: type(whole[key])(dies, "jit")}
+    servable._runner._table = type(whole)(programs)
+
+    with servable:
+        outcomes = asyncio.run(while_held(servable, held, *asks(*range(1, 13))))
+    assert all(isinstance(each, ExecutionError) for each in outcomes)
+    assert {each.seen for each in outcomes} == {"Death: out of luck"}

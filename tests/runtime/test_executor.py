@@ -88,7 +88,7 @@ class Deadly:
     def begin(self) -> bool:
         return True
 
-    def run(self) -> None:
+    def run(self, meanwhile) -> None:
         raise SystemExit("out of luck")
 
     def fail(self, error) -> None:

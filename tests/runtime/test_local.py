@@ -268,7 +268,7 @@ def test_a_text_request_cancelled_while_it_is_tokenized_never_reaches_the_device
             return tokenize(tensors)
 
     original = servable._runner.run
-    servable._runner.run = lambda *arguments: (runs.append(1), original(*arguments))[1]
+    servable._runner.run = lambda *arguments, **more: (runs.append(1), original(*arguments, **more))[1]
     servable._processing["total"] = Slow()
 
     async def scene() -> None:

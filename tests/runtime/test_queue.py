@@ -10,7 +10,10 @@ class Item:
     def begin(self) -> bool:
         return True
 
-    def run(self) -> None:
+    def prepare(self) -> None:
+        pass
+
+    def run(self, meanwhile) -> None:
         pass
 
     def fail(self, error) -> None:
@@ -51,6 +54,9 @@ class Busy:
         self.work = Item()
 
     def next(self, now: float) -> Item:
+        return self.work
+
+    def ahead(self, now: float) -> Item:
         return self.work
 
     def close(self):

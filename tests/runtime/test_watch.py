@@ -73,7 +73,7 @@ class Scripted:
         self.ran = []
         self.resets = 0
 
-    def run(self, function, bucket, buffers):
+    def run(self, function, bucket, buffers, meanwhile=None):
         self.ran.append((function, bucket))
         if (outcome := self.outcomes.pop(0)) is not None:
             raise outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from servax.runtime.batcher import Batcher
     from servax.runtime.lane import Lane
 
-Outputs = tuple[np.ndarray[Any, Any], ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
@@ -40,6 +38,24 @@ class Equipment:
     watch: Watch
     costs: Costs
     buffers: BufferPool
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Requests joined in buffers.
+
+    Attributes:
+      buffers: lent by the pool, to be given back.
+      inputs: what the program takes: the buffers, arrays of a request in their place, or what became of both on the
+        device.
+      began: when joining began; what came before is the queue's.
+      seconds: that joining took.
+    """
+
+    buffers: tuple[np.ndarray[Any, Any], ...]
+    inputs: tuple[Any, ...]
+    began: float
+    seconds: float
 
 
 class Batch:
@@ -69,6 +85,7 @@ class Batch:
         self._bucket = bucket
         self._requests = requests
         self._late = late
+        self._prepared: _Prepared | None = None
 
     def begin(self) -> bool:
         for request in self._late:
@@ -76,9 +93,15 @@ class Batch:
         self._late = ()
         return bool(self._requests)
 
-    def run(self) -> None:
+    def prepare(self) -> None:
         try:
-            outcomes = self._run(self._bucket, self._requests)
+            self._prepared = self._prepare(self._bucket, self._requests, ahead=True)
+        except ServaxError:
+            self._prepared = None  # said when it is its turn
+
+    def run(self, meanwhile: Callable[[], None] | None) -> None:
+        try:
+            outcomes = self._run(self._bucket, self._requests, meanwhile)
         except ServaxError as error:
             outcomes = self._apart(error)
         self._batcher.done(len(self._requests))
@@ -101,35 +124,44 @@ class Batch:
                 outcomes.append((request.answer, alone))
         return outcomes
 
-    def _run(self, bucket: Bucket, requests: Sequence[PendingRequest]) -> list[tuple[Answer, Outcome]]:
-        equipment, lane = self._equipment, self._lane
-        joiner, key = lane.joiner, (lane.name, bucket)
+    def _prepare(self, bucket: Bucket, requests: Sequence[PendingRequest], *, ahead: bool) -> _Prepared:
+        """The requests joined in buffers, and with `ahead` on their way to the device."""
+        pool, joiner, key = self._equipment.buffers, self._lane.joiner, (self._lane.name, bucket)
         began = time.perf_counter()
-        checked = [request.checked for request in requests]
-        buffers = equipment.buffers.take(key, joiner.buffers)
+        buffers = pool.take(key, joiner.buffers)
         try:
-            inputs = joiner.fill(buffers, checked)
+            inputs = joiner.fill(buffers, [request.checked for request in requests])
             padded = time.perf_counter()
-            outputs, steps = equipment.watch.run(lane.name, bucket, inputs)
+            return _Prepared(buffers, self._equipment.watch.put(inputs) if ahead else inputs, began, padded - began)
+        except Exception as error:
+            pool.give_back(key, buffers)
+            raise _failed(error) from error
+
+    def _run(
+        self, bucket: Bucket, requests: Sequence[PendingRequest], meanwhile: Callable[[], None] | None = None
+    ) -> list[tuple[Answer, Outcome]]:
+        equipment, lane = self._equipment, self._lane
+        key = (lane.name, bucket)
+        prepared, self._prepared = self._prepared or self._prepare(bucket, requests, ahead=False), None
+        try:
+            outputs, steps = equipment.watch.run(lane.name, bucket, prepared.inputs, meanwhile)
             ran = time.perf_counter()
-            tensors = joiner.cut(checked, outputs)
+            tensors = lane.joiner.cut([request.checked for request in requests], outputs)
             del outputs
         except ServaxError:
             raise
         except Exception as error:
-            raise ExecutionError(
-                "the batch failed on the way to the device", seen=f"{type(error).__name__}: {error}"
-            ) from error
+            raise _failed(error) from error
         finally:
-            equipment.buffers.give_back(key, buffers)
+            equipment.buffers.give_back(key, prepared.buffers)
         done = time.perf_counter()
         equipment.costs.observe(key, sum(steps.values()))
-        steps = {"pad": padded - began, **steps}
+        steps = {"pad": prepared.seconds, **steps}
         steps["copy"] += done - ran
-        self._tell(bucket, requests, steps, began, done)
+        self._tell(bucket, requests, steps, prepared.began, done)
         label, version = bucket.label, equipment.version
         return [
-            (request.answer, InferResult(each, label, {"queue": began - request.came, **steps}, version))
+            (request.answer, InferResult(each, label, {"queue": prepared.began - request.came, **steps}, version))
             for request, each in zip(requests, tensors, strict=True)
         ]
 
@@ -151,3 +183,7 @@ class Batch:
                 sizes=tuple([request.checked.sizes for request in requests]),
             )
         )
+
+
+def _failed(error: Exception) -> ExecutionError:
+    return ExecutionError("the batch failed on the way to the device", seen=f"{type(error).__name__}: {error}")

@@ -130,18 +130,15 @@ class Batcher:
             pause = self._pause(lane, head, now)
             if pause > 0:
                 return pause
-            self._held_since = None
-            bucket, taken = lane.take(head)
-            late = [request for request in taken if request.deadline is not None and request.remaining() == 0.0]
-            for request in taken:
-                self._forget(request)
-            if late:
-                self._demand.answered(now, len(late))
-                taken = [request for request in taken if request not in late]
-                bucket = lane.bucket_of(bucket, taken) if taken else bucket
-            self.running += len(taken)
-            return Batch(self._equipment, self, lane, bucket, taken, late)
+            return self._batch(lane, head, now)
         self._held_since = None
+        return None
+
+    def ahead(self, now: float) -> Batch | None:
+        if self._waiting:
+            lane, head = self._head(now)
+            if lane.is_full(head):
+                return self._batch(lane, head, now)
         return None
 
     def leave(self) -> None:
@@ -162,6 +159,19 @@ class Batcher:
 
     def __len__(self) -> int:
         return self._waiting
+
+    def _batch(self, lane: Lane, head: PendingRequest, now: float) -> Batch:
+        self._held_since = None
+        bucket, taken = lane.take(head)
+        late = [request for request in taken if request.deadline is not None and request.remaining() == 0.0]
+        for request in taken:
+            self._forget(request)
+        if late:
+            self._demand.answered(now, len(late))
+            taken = [request for request in taken if request not in late]
+            bucket = lane.bucket_of(bucket, taken) if taken else bucket
+        self.running += len(taken)
+        return Batch(self._equipment, self, lane, bucket, taken, late)
 
     def _forget(self, request: PendingRequest) -> None:
         self._waiting -= 1

@@ -34,6 +34,9 @@ class Executor:
         """Where the thread takes its work from; servables join it."""
         self._listeners: tuple[Callable[[str], None], ...] = ()
         self._death: str | None = None
+        # A CPU runs programs on the cores that would join the next batch, and mostly on this very thread.
+        self._overlaps = device.platform != "cpu"
+        self._following: Work | None = None
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name=f"servax-{device.platform}-{device.id}", daemon=True)
         self._thread.start()
@@ -94,10 +97,22 @@ class Executor:
             with guarded():
                 while (current := self.queue.take()) is not None:
                     if current.begin():
-                        current.run()
+                        current.run(self._look_ahead if self._overlaps else None)
                     current = None  # nothing of a finished request stays alive while the thread waits
+                    while (current := self._following) is not None:
+                        self._following = None
+                        self.queue.go_on()
+                        current.run(self._look_ahead)
+                        current = None
         except BaseException as error:  # the thread's last words: everyone who waits must hear them
             self._die(error, current)
+
+    def _look_ahead(self) -> None:
+        """Claims and prepares the next batch while one runs, if it is as good as it will get."""
+        following = self.queue.ahead()
+        if following is not None and following.begin():
+            self._following = following
+            following.prepare()
 
     def _die(self, error: BaseException, current: Work | None) -> None:
         self._death = f"{type(error).__name__}: {error}"
@@ -107,7 +122,7 @@ class Executor:
             except Exception:
                 _log.exception("a listener failed while %s died", self._thread.name)
         waiting = self.queue.close()
-        for work in (*(() if current is None else (current,)), *waiting):
+        for work in (*(each for each in (current, self._following) if each is not None), *waiting):
             work.fail(
                 ExecutionError(
                     "the thread that runs the device has died",
@@ -128,7 +143,10 @@ class _Call:
     def begin(self) -> bool:
         return self.future.set_running_or_notify_cancel()
 
-    def run(self) -> None:
+    def prepare(self) -> None:
+        """Nothing can be done ahead."""
+
+    def run(self, meanwhile: Callable[[], None] | None) -> None:
         try:
             value = self._function()
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from servax.core.errors import NotReady, ServaxError
@@ -26,8 +26,15 @@ class Work(Waiter, Protocol):
         """Claims it for the device; False when it was cancelled, and then it has its answer."""
         ...
 
-    def run(self) -> None:
-        """Runs and answers, on the device's thread. What it raises that is no `Exception` ends the thread."""
+    def prepare(self) -> None:
+        """Does what can be done ahead, while other work runs; it has been claimed."""
+        ...
+
+    def run(self, meanwhile: Callable[[], None] | None) -> None:
+        """Runs and answers, on the device's thread. What it raises that is no `Exception` ends the thread.
+
+        `meanwhile`, where there is one, is called once while the device runs.
+        """
         ...
 
 
@@ -42,6 +49,10 @@ class Source(Protocol):
 
     def next(self, now: float) -> Work | float | None:
         """The next work; or the seconds after which to ask again, since more is about to come; or None."""
+        ...
+
+    def ahead(self, now: float) -> Work | None:
+        """The next work if nothing that arrives later could make it better."""
         ...
 
     def close(self) -> Sequence[Waiter]:
@@ -66,6 +77,7 @@ class FairQueue:
         self._sources: list[Source] = [self._calls]
         self._idle: set[Source] = {self._calls}
         self._running: Source | None = None
+        self._following: Source | None = None
         self._since = self._clock = 0.0
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -124,6 +136,25 @@ class FairQueue:
                     else:
                         self._gate.acquire()  # opened between the end of the pause and here
 
+    def ahead(self) -> Work | None:
+        """Work to prepare while other work runs, and to run after it; None where waiting for more is better."""
+        with self.lock:
+            if self.closed:
+                return None
+            now = time.perf_counter()
+            for source in sorted(self._sources, key=_used):
+                if (work := source.ahead(now)) is not None:
+                    self._following = source
+                    return work
+        return None
+
+    def go_on(self) -> None:
+        """Tells that the work of `ahead` runs now."""
+        with self.lock:
+            now = time.perf_counter()
+            self._charge(now)
+            self._running, self._since, self._following = self._following, now, None
+
     def close(self) -> tuple[Waiter, ...]:
         """Refuses further work and wakes the taker; returns what was still waiting."""
         with self.lock:
@@ -170,6 +201,9 @@ class _Calls:
 
     def next(self, now: float) -> Work | None:
         return self._waiting.popleft() if self._waiting else None
+
+    def ahead(self, now: float) -> Work | None:
+        return None
 
     def close(self) -> Sequence[Waiter]:
         left = tuple(self._waiting)

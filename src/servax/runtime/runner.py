@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,14 +99,26 @@ class Runner:
         self._state = self.zeros()
 
     def run(
-        self, function: str, bucket: Bucket, buffers: Buffers, *, params: FlatArrays | None = None
+        self,
+        function: str,
+        bucket: Bucket,
+        buffers: Buffers | FlatArrays,
+        *,
+        params: FlatArrays | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[tuple[np.ndarray[Any, Any], ...], dict[str, float]]:
         """Calls the program with `buffers`, and gives its outputs in order of name, with times.
 
-        The outputs may be views of device buffers (contract 7): copy before the next run. `params`, as `fit` gives
-        them, stand in for the present ones. Times are in seconds, each step blocked on: `transfer`, `execute`, `copy`.
-        On a CPU the program reads the host's own buffers: what JAX does about them is in `execute`, and `transfer`
-        is close to 0.
+        The outputs may be views of device buffers (contract 7): copy before the next run. Times are in seconds, each
+        step blocked on: `transfer`, `execute`, `copy`. On a CPU the program reads the host's own buffers: what JAX does
+        about them is in `execute`, and `transfer` is close to 0.
+
+        Args:
+          function: by name.
+          bucket: of the program.
+          buffers: host arrays, or what `put` made of them.
+          params: in place of the present ones, as `fit` gives them.
+          meanwhile: called once the program is on its way, before its outputs are waited for; it does not raise.
 
         Raises:
           ExecutionError: the program failed; RecompileError when it would have compiled.
@@ -119,6 +131,8 @@ class Runner:
         state = self._state if served.stateful else ()
         try:
             new_state, outputs = self._call(function, bucket, params, state, inputs)
+            if meanwhile is not None:
+                meanwhile()
             jax.block_until_ready((new_state, outputs) if served.stateful else outputs)
             ran = time.perf_counter()
             if served.stateful:
@@ -216,10 +230,18 @@ class Runner:
         with jax.transfer_guard_host_to_device("allow"):  # of this call's inputs, which are the host's
             return program(params, state, inputs)
 
-    def _put(self, buffers: Buffers) -> FlatArrays:
+    def put(self, buffers: Buffers) -> FlatArrays:
+        """Starts to move a batch's inputs to the device, as `run` takes them; the buffers stay the batch's."""
         if self._on_host:
             return tuple(buffers)
-        inputs = tuple(jax.device_put(buffer, self._sharding) for buffer in buffers)
+        return tuple(jax.device_put(buffer, self._sharding) for buffer in buffers)
+
+    def _put(self, buffers: Buffers | FlatArrays) -> FlatArrays:
+        if self._on_host:
+            return tuple(buffers)
+        inputs = tuple(
+            jax.device_put(buffer, self._sharding) if isinstance(buffer, np.ndarray) else buffer for buffer in buffers
+        )
         jax.block_until_ready(inputs)
         return inputs
 

@@ -11,6 +11,7 @@ from servax.core.errors import RecompileError, ServaxError
 from servax.runtime.runner import Buffers, Runner, ServedFunction
 from servax.runtime.warmup import filled
 from servax.stages.buckets import Bucket, BucketGrid
+from servax.targets.target import FlatArrays
 
 FAILURES = 3
 """Failed requests, with none answered between them, that cast doubt on the device."""
@@ -42,11 +43,15 @@ class Watch:
         self._broken = False
 
     def run(
-        self, function: str, bucket: Bucket, buffers: Buffers
+        self,
+        function: str,
+        bucket: Bucket,
+        buffers: Buffers | FlatArrays,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[tuple[np.ndarray[Any, Any], ...], dict[str, float]]:
         """As `Runner.run`."""
         try:
-            answer = self._runner.run(function, bucket, buffers)
+            answer = self._runner.run(function, bucket, buffers, meanwhile=meanwhile)
         except RecompileError:
             raise
         except Exception:
@@ -57,6 +62,10 @@ class Watch:
             raise
         self._failures = 0
         return answer
+
+    def put(self, buffers: Buffers) -> FlatArrays:
+        """As `Runner.put`."""
+        return self._runner.put(buffers)
 
     def _look(self) -> None:
         stateless = [key for key in self._grid if not self._functions[key[0]].stateful]
