@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Any
@@ -249,10 +249,16 @@ class _Turns:
     def next(self, now: float) -> Any:
         return self if self.engine is not None and self.engine.busy else None
 
+    def ahead(self, now: float) -> None:
+        """No step is known before the one that runs is done."""
+
     def begin(self) -> bool:
         return True
 
-    def run(self) -> None:
+    def prepare(self) -> None:
+        """Nothing can be done ahead."""
+
+    def run(self, meanwhile: Callable[[], None] | None) -> None:
         assert self.engine is not None
         self.engine.step()
 
