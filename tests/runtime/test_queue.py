@@ -100,6 +100,44 @@ def test_who_had_nothing_to_do_gains_nothing_by_it(monkeypatch):
     assert 9 <= taken.count(late.work) <= 11
 
 
+def runs_ahead(queue: FairQueue, now: list[float], seconds: float, most: int) -> int:
+    """How often in a row what runs is followed by work that was prepared meanwhile."""
+    count = 0
+    while count < most and queue.ahead() is not None:
+        now[0] += seconds
+        queue.go_on()
+        count += 1
+    return count
+
+
+def test_work_that_can_be_prepared_does_not_keep_the_device_from_work_that_cannot(monkeypatch):
+    now, queue, always, call = [0.0], FairQueue(), Busy(), Item()
+    monkeypatch.setattr("servax.runtime.queue.time.perf_counter", lambda: now[0])
+    queue.join(always)
+    with queue.lock:
+        queue.wake(always)
+    assert queue.take() is always.work
+    queue.put(call)
+    assert runs_ahead(queue, now, 1.0, 100) <= 2
+    now[0] += 1.0
+    assert queue.take() is call
+
+
+def test_time_used_by_prepared_work_is_no_credit_for_who_comes_later(monkeypatch):
+    now, queue, steady, late = [0.0], FairQueue(), Busy(), Busy()
+    monkeypatch.setattr("servax.runtime.queue.time.perf_counter", lambda: now[0])
+    queue.join(steady)
+    with queue.lock:
+        queue.wake(steady)
+    assert queue.take() is steady.work
+    assert runs_ahead(queue, now, 1.0, 1000) == 1000
+    queue.join(late)
+    with queue.lock:
+        queue.wake(late)
+    taken = served(monkeypatch, queue, {steady.work: 1.0, late.work: 1.0}, 20, start=1000.0)
+    assert 9 <= taken.count(late.work) <= 11
+
+
 def test_a_source_that_wants_to_wait_is_asked_again_while_others_go_on():
     class Holding(Busy):
         asked = 0

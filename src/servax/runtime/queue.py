@@ -137,7 +137,10 @@ class FairQueue:
                         self._gate.acquire()  # opened between the end of the pause and here
 
     def ahead(self) -> Work | None:
-        """Work to prepare while other work runs, and to run after it; None where waiting for more is better."""
+        """Work to prepare while other work runs, and to run after it; None where waiting for more is better.
+
+        Also None where a source has the next turn whose work cannot be prepared: nobody overtakes it.
+        """
         with self.lock:
             if self.closed:
                 return None
@@ -146,6 +149,8 @@ class FairQueue:
                 if (work := source.ahead(now)) is not None:
                     self._following = source
                     return work
+                if source not in self._idle:
+                    return None
         return None
 
     def go_on(self) -> None:
@@ -153,7 +158,9 @@ class FairQueue:
         with self.lock:
             now = time.perf_counter()
             self._charge(now)
-            self._running, self._since, self._following = self._following, now, None
+            source, self._following = self._following, None
+            if source is not None:
+                self._running, self._since, self._clock = source, now, source.used
 
     def close(self) -> tuple[Waiter, ...]:
         """Refuses further work and wakes the taker; returns what was still waiting."""
