@@ -11,6 +11,7 @@ from servax.core.errors import DeadlineExceeded, ExecutionError, NotReady, Overl
 from servax.core.events import BatchDone, RequestFailed, listening
 from servax.runtime.batching import Batching
 from servax.runtime.costs import PROVEN
+from servax.runtime.lane import Lane
 from servax.runtime.request import InferRequest
 from servax.stages.buckets import Bucket
 
@@ -144,6 +145,18 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(batching):
     assert told.failed == ["Overloaded"]
 
 
+def test_a_refusal_looks_at_what_waits_under_the_lock_of_the_queue(monkeypatch):
+    """The device's thread takes requests out meanwhile: what is looped over would change."""
+    servable, held = toys.held_toy(batching=Batching(max_queue=1))
+    lock, backlog, seen = servable._executor.queue.lock, Lane.backlog, []
+    monkeypatch.setattr(Lane, "backlog", lambda lane: (seen.append(lock.locked()), backlog(lane))[1])
+    with servable:
+        _, *refused = asyncio.run(while_held(servable, held, *asks(1, 2, 3)))
+    assert [type(each) for each in refused] == [Overloaded, Overloaded]
+    assert seen
+    assert all(seen)
+
+
 def test_a_request_larger_than_the_queue_may_wait_alone():
     with toys.toy(batching=Batching(max_queue=1, max_queue_bytes=8)).warm() as servable:
         assert servable.predict(x=np.ones((4, 16), np.float32))["y"].shape == (4, 16)
@@ -161,6 +174,18 @@ def test_more_rows_than_the_largest_bucket_run_in_parts():
     assert sum(each.rows for each in told) == 11 + 9 + 11
     assert all(each.rows <= each.capacity for each in told)
     assert set(result.times) == {"queue", "pad", "transfer", "execute", "copy"}
+
+
+def test_parts_that_cannot_be_joined_are_an_error_of_their_request_alone(monkeypatch):
+    def too_much(parts):
+        raise MemoryError("Unable to allocate 64. GiB")
+
+    with toys.toy().warm() as servable:
+        monkeypatch.setattr(servable._lanes["predict"].joiner, "rejoin", too_much)
+        with pytest.raises(ExecutionError) as caught:
+            servable.predict(x=np.ones((9, 3), np.float32))
+        assert "64. GiB" in caught.value.seen
+        assert servable.predict(x=row(4))["y"][0, 0] == 9, "the device's thread goes on"
 
 
 def test_the_parts_of_a_request_that_is_given_up_leave_together():

@@ -79,7 +79,9 @@ class Batcher:
     def refuse_if_full(self) -> None:
         """Raises Overloaded where there is no room for another request: before anything is spent on it."""
         if self._waiting >= self._batching.max_queue or self._nbytes >= self._batching.max_queue_bytes:
-            raise self._overloaded()
+            with self._queue.lock:  # the error tells of what waits
+                error = self._overloaded()
+            raise error
 
     def put(self, requests: Sequence[PendingRequest]) -> None:
         """Queues a request, or the parts of one.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from servax.core.errors import ServaxError
+from servax.core.errors import ExecutionError, ServaxError
 from servax.runtime.answers import Answer, CallbackAnswer, Outcome, deliver
 from servax.runtime.pending import PendingRequest
 from servax.runtime.request import InferRequest, InferResult
@@ -46,9 +46,16 @@ class SplitRequest:
             self._answered = True
         if isinstance(outcome, ServaxError):
             self.cancel()
-            deliver(((self._answer, outcome),))
         else:
-            deliver(((self._answer, self._whole()),))
+            try:
+                outcome = self._whole()
+            except Exception as error:  # for want of memory; on the device's thread, which must go on
+                outcome = ExecutionError(
+                    "the parts of the answer cannot be joined",
+                    seen=f"{type(error).__name__}: {error}",
+                    remedy="send fewer rows at once",
+                )
+        deliver(((self._answer, outcome),))
 
     def remaining(self) -> float | None:
         """Seconds to the deadline, not below 0; None without one."""
