@@ -200,8 +200,10 @@ class Statistics:
         def listener(event: Event) -> None:
             if (statistics := weak()) is not None:
                 statistics(event)
+            else:  # not in a finalizer: the collector may run where this thread holds the lock of the listeners
+                unsubscribe()
 
-        weakref.finalize(self, subscribe(listener))
+        unsubscribe = subscribe(listener)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, BatchDone):
