@@ -69,6 +69,13 @@ def test_gzip_files_strung_together_are_one_body():
     assert unpacked(gzip.compress(b"ab") + gzip.compress(b"") + gzip.compress(b"c"), "gzip", 10) == b"abc"
 
 
+def test_files_without_end_are_refused():
+    assert unpacked(gzip.compress(b"a") * 4096, "gzip", 5000) == b"a" * 4096
+    with pytest.raises(InvalidInput) as caught:
+        unpacked(gzip.compress(b"") * 4097, "gzip", 5000)
+    assert caught.value.seen == "more than 4096 files strung together"
+
+
 @pytest.mark.parametrize(
     ("encoding", "body", "seen"),
     [

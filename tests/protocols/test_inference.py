@@ -138,6 +138,23 @@ def test_every_dtype_of_json_comes_back(http, dtype):
             assert send(http, body).json()["outputs"][0]["data"] == values
 
 
+def test_text_without_a_size_is_refused_before_it_takes_memory(http):
+    """A hundred bytes that would be as many strings as they say."""
+    body = b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|S0', 'fortran_order': False, 'shape': (9999999999, ), }".ljust(
+        0x76
+    )
+    answer = http.post(f"{URL}?function=echo_string", content=body, headers={"content-type": "application/x-npy"})
+    assert details(answer)["seen"] == "dtype |S0"
+
+
+def test_an_output_is_sent_once_however_often_it_is_asked_for(http):
+    body = {
+        "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}],
+        "outputs": [{"name": "y"}, {"name": "y"}],
+    }
+    assert [output["name"] for output in send(http, body).json()["outputs"]] == ["y"]
+
+
 def test_json_and_binary_tensors_mix_in_both_directions(http):
     pair = np.array([[1, 2], [3, 4]], np.float32)
     head = {
@@ -380,6 +397,15 @@ def test_npy_bodies_of_other_dtypes(http):
             "",
         ),
         (npy(np.array([b"\xff"])), ""),
+        (npy(np.array(["ab"])), "<U2"),
+        *(
+            (
+                b"\x93NUMPY\x01\x00\x76\x00"
+                + f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': (99999999999, ), }}".ljust(0x76).encode(),
+                "dtype",
+            )
+            for dtype in ("|S0", "<U0", "|V0")
+        ),
     ],
 )
 def test_npy_bodies_that_are_none_are_refused(http, body, seen):

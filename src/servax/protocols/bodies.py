@@ -21,6 +21,9 @@ _IN_THREAD = 256 * 1024
 
 _STEP = 1 << 20
 
+_MOST_FILES = 4096
+"""Gzip files that one body may be strung together of: each costs time, and an empty one twenty bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -111,9 +114,12 @@ def unpacked(body: Body, encoding: str, limit: int) -> bytearray:
     """
     out = bytearray()
     view = memoryview(body)
-    place = 0
+    place = files = 0
     try:
         while place < len(view):
+            files += 1
+            if files > _MOST_FILES:
+                raise _damaged(encoding, f"more than {_MOST_FILES} files strung together")
             engine = zlib.decompressobj(_window(view[place : place + 2], encoding))
             while not engine.eof:
                 if place == len(view):

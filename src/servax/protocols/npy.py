@@ -38,8 +38,10 @@ def read_npy(spec: TensorSpec, body: Body) -> np.ndarray[Any, Any]:
     wanted = spec.numpy_dtype
     if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None and wanted.kind == "V":
         dtype = wanted if dtype.itemsize == wanted.itemsize else dtype
-    if dtype.hasobject or dtype.names is not None or (dtype.kind == "V" and dtype != wanted):
+    if not dtype.itemsize or dtype.hasobject or dtype.names is not None or (dtype.kind == "V" and dtype != wanted):
         raise _wrong(spec, f"dtype {short(str(dtype))}", f"{spec.text()}: numbers, booleans or text")
+    if dtype.kind in "SU" and wanted.kind != "O":  # unpacked, text takes many times the room
+        raise _wrong(spec, f"dtype {short(str(dtype))}", spec.text())
     data = memoryview(body)[length:]
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data):
         raise _wrong(

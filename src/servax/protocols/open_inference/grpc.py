@@ -185,7 +185,7 @@ def _chosen(request: Any, signature: Signature) -> Sequence[str]:
     names = list(known)
     if request.outputs:
         require_plain(request.outputs)
-        names = [output.name for output in request.outputs]
+        names = list(dict.fromkeys(output.name for output in request.outputs))
     if unknown := [name for name in names if name not in known]:
         raise InvalidInput(
             "there are no such outputs", where="outputs", seen=", ".join(map(short, unknown)), expected=", ".join(known)

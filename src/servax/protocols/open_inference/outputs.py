@@ -47,7 +47,9 @@ def chosen(message: InferBody, signature: Signature, form: bytes) -> list[Output
                 seen=", ".join(map(short, unknown)),
                 expected=", ".join(names),
             )
-        outputs = [Output(each.name, _binary(each.name, each.parameters, every)) for each in message.outputs]
+        # One answer each, however often it is asked for: a short request could make any number of them.
+        choices = {each.name: _binary(each.name, each.parameters, every) for each in message.outputs}
+        outputs = [Output(name, binary) for name, binary in choices.items()]
     dtypes = {spec.name: spec.dtype for spec in signature.outputs}
     if form == NPY:
         _require_one(outputs)
