@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.utils import InferenceServerException
 
 import serving_toys as toys
+from echo_servable import EchoServable
 from servax.core.errors import StartupError, Unauthorized
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.open_inference.grpc import schema
@@ -100,6 +101,25 @@ def test_tritons_client_infers_and_asks(servable):
     statistics = asyncio.run(main())
     assert statistics.inference_count == statistics.inference_stats.success.count == 3
     assert statistics.inference_stats.compute_infer.ns > 0
+
+
+def test_the_configuration_of_dtypes_that_triton_has_not():
+    servable = EchoServable("odd")
+    servable.signatures["predict"] = servable.signatures["odd"]
+
+    def client(address):
+        with triton.InferenceServerClient(address) as client:
+            return client.get_model_config("odd").config
+
+    async def main():
+        async with serving(servable) as address:
+            return await asyncio.to_thread(client, address)
+
+    config = asyncio.run(main())
+    assert [triton.model_config_pb2.DataType.Name(tensor.data_type) for tensor in (*config.input, *config.output)] == [
+        "TYPE_FP32",
+        "TYPE_INVALID",
+    ]
 
 
 def test_tritons_aio_client_and_many_at_once(servable):

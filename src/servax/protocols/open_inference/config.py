@@ -6,11 +6,13 @@ from typing import Any
 
 from servax.core.tensors import Signature, TensorSpec
 from servax.protocols.dataplane import DataPlane
-from servax.protocols.open_inference.codec import datatype_of
+from servax.protocols.open_inference.codec import DATATYPES
 from servax.stages.buckets import BucketGrid
 from servax.stages.padding import SEED
 
 Message = dict[str, Any]
+
+_TYPES = {dtype: f"TYPE_{datatype}" for dtype, datatype in DATATYPES.items()} | {"string": "TYPE_STRING"}
 
 
 def model_config(plane: DataPlane, name: str, version: str | None) -> Message:
@@ -63,9 +65,8 @@ def _optional(spec: TensorSpec, signature: Signature) -> bool:
 
 
 def _tensor(spec: TensorSpec, skipped: int) -> Message:
-    datatype = datatype_of(spec.dtype)
     return {
         "name": spec.name,
-        "data_type": "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}",
+        "data_type": _TYPES.get(spec.dtype, "TYPE_INVALID"),
         "dims": [dim if isinstance(dim, int) else -1 for dim in spec.shape[skipped:]],
     }
