@@ -2,6 +2,7 @@ import json
 import math
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from servax.core.errors import InvalidInput
-from servax.protocols.open_inference.codec import DATATYPES, datatype_of, decode, encode
+from servax.protocols.open_inference.codec import DATATYPES, MSGPACK, datatype_of, decode, encode
 
 
 def sent(data: object) -> bytes:
@@ -213,3 +214,11 @@ def test_long_data_that_are_wrong_say_where(wrong):
     with pytest.raises(InvalidInput) as caught:
         decode("x", "FP64", [len(values)], sent(values))
     assert caught.value.where == "x"
+
+
+def test_what_bfloat16_does_not_hold_is_refused():
+    """Its largest number is (2 - 2**-7) * 2**127, about 3.39e38; float32's is larger."""
+    assert decode("x", "BF16", [2], msgspec.msgpack.encode([3.38e38, math.inf]), MSGPACK)[1] == math.inf
+    with pytest.raises(InvalidInput) as caught:
+        decode("x", "BF16", [2], msgspec.msgpack.encode([1.0, 3.4e38]), MSGPACK)
+    assert (caught.value.seen, caught.value.expected) == ("3.4e+38", "BF16")

@@ -356,7 +356,11 @@ def _array(name: str, values: list[Any], dtype: np.dtype, datatype: str) -> np.n
         if (code := _CODES.get(datatype)) is not None:
             return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
         with np.errstate(over="raise"):
-            return np.array(values, np.float32).astype(dtype)
+            wide = np.array(values, np.float32)
+            array = wide.astype(dtype)
+        if (np.isinf(array) & ~np.isinf(wide)).any():  # bfloat16 raises nothing
+            raise OverflowError
+        return array
     except (struct.error, OverflowError, FloatingPointError):
         raise InvalidInput(
             f"tensor {name!r} holds a value out of the range of its datatype",
@@ -386,6 +390,9 @@ def _wrong_count(name: str, seen: str, count: int, shape: Sequence[int]) -> Inva
 
 def _out_of_range(values: list[Any], dtype: np.dtype) -> Any:
     """The first value that the dtype does not hold."""
-    limits = np.iinfo(dtype) if dtype.kind in "iu" else ml_dtypes.finfo(dtype)
-    low, high = int(limits.min), int(limits.max)  # exact: the largest float is a whole number
+    if dtype.kind in "iu":
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    else:
+        high = int(float(ml_dtypes.finfo(dtype).max))  # exact: the largest float is a whole number
+        low = -high
     return next(value for value in values if (value < low or value > high) and abs(value) != math.inf)
