@@ -117,6 +117,25 @@ def test_a_renewed_certificate_is_shown_to_new_connections(pki):
     assert _shown(tls, pki) != before
 
 
+def test_clients_of_an_authority_that_was_taken_away_are_refused(servable, pki, tmp_path):
+    (tmp_path / "new").mkdir()
+    new, trusted = Pki(tmp_path / "new"), tmp_path / "clients.pem"
+    of_new = pki.trusting()
+    of_new.load_cert_chain(new.path("client.pem"), new.path("client.key"))
+    trusted.write_bytes(pki.path("ca.pem").read_bytes())
+    with serve(servable, 0, grpc_port=0, **pki.files(), tls_client_ca=str(trusted)) as server:
+        assert asked(server, pki.trusting(shown=True)) == 200
+        with pytest.raises(httpx2.TransportError):
+            asked(server, of_new)
+        trusted.write_bytes(new.path("ca.pem").read_bytes())
+        server._front.reload()
+        assert asked(server, of_new) == 200
+        with pytest.raises(httpx2.TransportError):
+            asked(server, pki.trusting(shown=True))
+        with pytest.raises(grpc.RpcError):
+            is_live(pki.channel(server.grpc, shown=True))
+
+
 def test_files_that_do_not_fit_leave_the_former_certificate_in_force(pki):
     tls = Tls(TlsFiles(pki.path("server.pem"), pki.path("server.key")))
     before, said = _shown(tls, pki), list[Event]()

@@ -34,7 +34,7 @@ class Tls:
     """The server's side of TLS.
 
     Attributes:
-      context: for HTTP; new connections see a renewed certificate.
+      context: for HTTP; new connections see renewed files.
 
     Raises:
       StartupError: a file cannot be read, or the key is not the certificate's.
@@ -43,22 +43,26 @@ class Tls:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._stamps = self._look()
+        self._present = _context(files)
         self.context = _context(files)
+        # A context forgets no authority, so each connection is given the present one as a whole when it says hello.
+        self.context.sni_callback = self._give_present
 
     def refresh(self, *, force: bool = False) -> None:
-        """Takes a renewed certificate; files that do not fit one another leave the former in force."""
+        """Takes renewed files, whole; those that do not fit one another leave the former in force."""
         stamps = self._look()
         if stamps == self._stamps and not force:
             return
         try:
-            _context(self._files)
-            self.context.load_cert_chain(self._files.certificate, self._files.key)
-        except (StartupError, OSError) as error:  # also while one of two files is new: the next look sees both
-            text = error.sentence() if isinstance(error, StartupError) else str(error)
-            emit(Notice(f"the former certificate stays in force: {text}", level="error"))
+            self._present = _context(self._files)
+        except StartupError as error:  # also while one of two files is new: the next look sees both
+            emit(Notice(f"the former certificate stays in force: {error.sentence()}", level="error"))
         else:
             emit(Notice("certificate read", fields={"file": os.fspath(self._files.certificate)}))
         self._stamps = stamps
+
+    def _give_present(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._present
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """The same for gRPC."""
@@ -85,8 +89,9 @@ class Tls:
         return grpc.ssl_server_certificate_configuration([pair], authorities)
 
     def _look(self) -> tuple[int, ...]:
+        files = (self._files.certificate, self._files.key, self._files.client_ca)
         try:
-            return tuple(path.stat().st_mtime_ns for path in (self._files.certificate, self._files.key))
+            return tuple(path.stat().st_mtime_ns for path in files if path is not None)
         except OSError:
             return ()
 
