@@ -46,8 +46,16 @@ def test_and_what_a_store_cannot_be_told(store, given, said):
         run({"targets": [store, "a.bundle"]})
 
 
-def test_a_program_that_starts_it_is_told_of_them_in_lines(capsys):
-    assert run({"targets": ["a.bundle"], "poll": "1s"}, as_json=True) == 2
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"targets": ["a.bundle"], "poll": "1s"}, ("seen", "a.bundle")),
+        ({"targets": ["a.bundle"], "record_shapes": "/nope/shapes"}, ("where", "/nope/shapes")),
+    ],
+)
+def test_a_program_that_starts_it_is_told_of_them_in_lines(capsys, given, where):
+    assert run(given, as_json=True) == 2
     failed, ended = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (failed["event"], failed["kind"], failed["seen"]) == ("failed", "UsageError", "a.bundle")
+    assert (failed["event"], failed["kind"]) == ("failed", "UsageError")
+    assert failed[where[0]] == where[1]
     assert ended == {"event": "ended", "code": 2}

@@ -149,6 +149,8 @@ def test_a_taken_port_leaves_no_other_open(servable):
 def test_options_that_cannot_be_used_are_refused_before_anything_listens(servable):
     with pytest.raises(UsageError, match="max_body"):
         serve(servable, 0, max_body="large")
+    with pytest.raises(UsageError, match="max_queue, threads"):  # of whoever loads, and of a process of its own
+        serve(servable, 0, max_queue=1, threads=2, max_body="1MiB")
     with pytest.raises(StartupError, match="cannot be read"):
         serve(servable, 0, api_key_file="/nope")
 

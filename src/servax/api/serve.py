@@ -73,23 +73,23 @@ def run(given: Mapping[str, Any], *, config: str | os.PathLike[str] | None = Non
     from servax.server.settings import resolve
 
     told = Told(as_json)
-    try:
-        settings = resolve(given, file=config).settings
-        if settings.threads is not None:
-            set_threads(settings.threads)
-        models = _models(settings)
-    except UsageError as error:
-        if not as_json:
-            raise
-        print(f"start-up failed: {error}", file=sys.stderr)
-        told.failed(error)
-        told("ended", code=error.exit_code)
-        return error.exit_code
     with contextlib.ExitStack() as stack:
-        if settings.record_shapes is not None:
-            from servax.workflow.recorder import ShapeRecorder
+        try:
+            settings = resolve(given, file=config).settings
+            if settings.threads is not None:
+                set_threads(settings.threads)
+            models = _models(settings)
+            if settings.record_shapes is not None:
+                from servax.workflow.recorder import ShapeRecorder
 
-            stack.enter_context(ShapeRecorder(settings.record_shapes))
+                stack.enter_context(ShapeRecorder(settings.record_shapes))
+        except UsageError as error:
+            if not as_json:
+                raise
+            print(f"start-up failed: {error}", file=sys.stderr)
+            told.failed(error)
+            told("ended", code=error.exit_code)
+            return error.exit_code
         return run_process(models, settings, told)
 
 

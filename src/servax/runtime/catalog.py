@@ -94,7 +94,7 @@ class ServedModel:
 
 def version_order(version: str) -> tuple[int, str]:
     """Numbers by their size, other texts before them."""
-    return (int(version), "") if version.isdigit() else (-1, version)
+    return (int(version), "") if version.isdecimal() else (-1, version)
 
 
 class Catalog:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from servax.core.errors import ServaxError, StartupError
+from servax.core.errors import ServaxError, StartupError, UsageError
 from servax.protocols.dataplane import DataPlane
 from servax.runtime.servable import Servable
 from servax.server.app import plane_of
@@ -20,9 +20,12 @@ _lock = threading.Lock()
 _servers: dict[int, BackgroundServer] = {}
 """The servers of this process by the port asked for: a cell that is run again replaces its server."""
 
-
-_GRACE = 30.0
-"""Seconds that requests in flight have when a server is closed."""
+_SETTINGS = frozenset((
+    "metrics", "tfserving_http", "tfserving_grpc", "max_body", "body_timeout", "max_connections", "idle_timeout",
+    "drain_timeout", "api_key_file", "admin_key_file", "api_key", "admin_key", "open_health", "tls_cert", "tls_key",
+    "tls_client_ca", "cors_origin", "timings", "triton_metrics",
+))  # fmt: skip
+"""Settings of `servax serve` that a server of servables which are loaded already has a use for."""
 
 
 class BackgroundServer:
@@ -35,6 +38,7 @@ class BackgroundServer:
 
     def __init__(self, plane: DataPlane, settings: Settings) -> None:
         self._plane = plane
+        self._grace = settings.drain_timeout
         self._front = Front(plane, settings)
         self._started = threading.Event()
         self._failures: list[BaseException] = []
@@ -55,9 +59,9 @@ class BackgroundServer:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stops listening, lets requests in flight finish, and ends the thread."""
+        """Stops listening, gives requests in flight `drain_timeout` seconds to finish, and ends the thread."""
         if self.alive:
-            self._loop.call_soon_threadsafe(self._front.stop, _GRACE)
+            self._loop.call_soon_threadsafe(self._front.stop, self._grace)
         self._thread.join()
         with _lock:
             for key in [key for key, server in _servers.items() if server is self]:
@@ -108,12 +112,20 @@ def serve(
       port: 0 picks a free one.
       host: loopback unless told otherwise.
       grpc_port: 0 picks a free one; None: no gRPC.
-      options: more settings of `servax serve`, by name: `max_body="1MiB"`, `api_key_file="keys"`.
+      options: more settings of `servax serve`, by name: `max_body="1MiB"`, `api_key_file="keys"`. Those of loading, of
+        stores, of the log and of the process are refused.
 
     Raises:
       UsageError: a setting cannot be used.
       StartupError: another process has the port; keys or certificates cannot be read.
     """
+    if useless := sorted(options.keys() & Settings.model_fields.keys() - _SETTINGS):
+        raise UsageError(
+            "settings have no effect on a server in this process",
+            seen=", ".join(useless),
+            expected=", ".join(sorted(_SETTINGS)),
+            remedy="say how a model is loaded, and how its requests are joined, to servax.load",
+        )
     chosen = make(http=port, host=host, grpc=-1 if grpc_port is None else grpc_port, **options)
     plane = plane_of(source)
     with _lock:
