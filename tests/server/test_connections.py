@@ -16,7 +16,14 @@ ANSWER = b"x" * (32 << 20)
 REQUEST = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
+GONE = threading.Event()
+
+
 async def app(scope, receive, send) -> None:
+    if scope["path"] == "/held":
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        GONE.set()
     body = ANSWER if scope["path"] == "/large" else b"{}"
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": 200, "headers": [length]})
@@ -142,3 +149,13 @@ def test_one_that_takes_it_slowly_is_not():
         received = 0
         while received < len(ANSWER):
             received += len(client.recv(1 << 20))
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_request_is_told_that_its_client_went_though_others_wait_behind_it(requests, caplog):
+    GONE.clear()
+    with serving() as address:
+        with socket.create_connection(address) as client:
+            client.sendall(REQUEST % b"held" * requests)
+        assert GONE.wait(60)
+    assert not caplog.records

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from servax.core.errors import InvalidInput, NotReady, ServaxError
 from servax.server.app import error_body
@@ -53,6 +54,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_timer: TimerHandle | None = None
         self._stall_timer: TimerHandle | None = None
+        self._cycles: deque[RequestResponseCycle] = deque()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,6 +70,9 @@ class Connection(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
         super().connection_lost(exc)
+        for cycle in self._cycles:  # uvicorn tells the last one only
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -76,6 +81,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        self._cycles.append(self.cycle)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
