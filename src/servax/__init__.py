@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from servax.api.load import load as load
     from servax.api.serve import serve as serve
     from servax.core.errors import ServaxError as ServaxError
+    from servax.generation.params import SamplingParams as SamplingParams
+    from servax.model.language import LanguageModel as LanguageModel
     from servax.model.model import Model as Model
     from servax.model.processors import Text as Text
     from servax.targets.bundle import Bundle as Bundle
@@ -31,7 +33,9 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "Bundle": "targets.bundle",
+        "LanguageModel": "model.language",
         "Model": "model.model",
+        "SamplingParams": "generation.params",
         "ServaxError": "core.errors",
         "Text": "model.processors",
         "build": "workflow.build",

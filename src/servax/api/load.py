@@ -27,6 +27,7 @@ def load(
     step: Step | None = None,
     item: str | None = None,
     dtype: str | None = None,
+    weights: str | None = None,
     buckets: Mapping[str, Sequence[int]] | Sequence[str] = (),
     bucket_file: str | os.PathLike[str] | None = None,
     name: str | None = None,
@@ -49,6 +50,7 @@ def load(
       step: step of a CheckpointManager directory: `latest`, `best` or a number.
       item: item of a CheckpointManager checkpoint.
       dtype: what floating parameters are cast to, e.g. `bfloat16`.
+      weights: of a language model: `float32`, `bfloat16` or `int8`, in place of `dtype`.
       buckets: for a model: sizes by dimension, `{"batch": [1, 8]}`, or texts as `--bucket` takes them.
       bucket_file: JSON with the buckets of each function.
       name: the name it is served under.
@@ -73,6 +75,7 @@ def load(
             "step": step,
             "item": item,
             "dtype": dtype,
+            "weights": weights,
             "buckets": buckets or None,
             "bucket_file": bucket_file,
             "require": require,
@@ -105,14 +108,20 @@ def load(
         cache_dir=cache_dir,
         batching=batching or Batching(),
     )
-    choice = CheckpointChoice(checkpoint, select, step, item, dtype)
+    choice = CheckpointChoice(checkpoint, select, step, item, dtype, weights)
     stored = latest_bundle(subject) if isinstance(subject, (str, os.PathLike)) and not is_bundle(subject) else None
     if stored is not None:
         subject, options = stored, replace(options, name=name or stored.parent.name)
     if isinstance(subject, (str, os.PathLike)) and is_bundle(subject):
         if is_version(directory := os.path.basename(os.path.normpath(subject))):
             options = replace(options, version=directory)
-        given = {"params": params, "dtype": dtype, "bucket_file": bucket_file, "buckets": buckets or None}
+        given = {
+            "params": params,
+            "dtype": dtype,
+            "weights": weights,
+            "bucket_file": bucket_file,
+            "buckets": buckets or None,
+        }
         if wrong := [key for key, value in given.items() if value is not None]:
             raise UsageError(
                 f"{', '.join(wrong)} cannot be given with a bundle: its programs are compiled",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from servax.server.models import Models
     from servax.server.settings import Settings
 
-_OF_ONE_MODEL = {"name", "checkpoint", "select", "step", "item", "model", "dtype", "bucket", "bucket_file"}
+_OF_ONE_MODEL = {"name", "checkpoint", "select", "step", "item", "model", "dtype", "weights", "bucket", "bucket_file"}
 """Settings that say something of one bundle or model."""
 
 _OF_STORES = {"policy", "label", "split", "poll", "swap", "control"}
@@ -178,6 +178,7 @@ def _load(target: str, settings: Settings, step: Step | None, batching: Batching
         step=step,
         item=settings.item,
         dtype=settings.dtype,
+        weights=settings.weights,
         buckets=settings.bucket,
         bucket_file=settings.bucket_file,
         cache_dir=_cache_dir(settings),

@@ -34,6 +34,7 @@ def command(
     step: options.Step = None,
     item: options.Item = None,
     dtype: options.DType = None,
+    weights: options.Weights = None,
     bucket: options.Buckets = None,
     bucket_file: options.BucketFile = None,
     from_bundle: Annotated[
@@ -79,6 +80,7 @@ def command(
                 step=options.parse_step(step),
                 item=item,
                 dtype=dtype,
+                weights=weights,
                 targets=target or ["aot"],
                 platforms=platform,
                 buckets=bucket or (),

@@ -39,6 +39,12 @@ DType = Annotated[
     str | None,
     typer.Option("--dtype", help="Cast floating parameters, e.g. bfloat16, while restoring.", show_default=False),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights", help="Of a language model, in place of --dtype: float32, bfloat16 or int8.", show_default=False
+    ),
+]
 Platform = Annotated[
     str | None,
     typer.Option("--platform", help="Device to run on: cpu, cuda or tpu; not started if it is absent."),

@@ -52,6 +52,7 @@ def command(
     step: options.Step = None,
     item: options.Item = None,
     dtype: options.DType = None,
+    weights: options.Weights = None,
     bucket: options.Buckets = None,
     bucket_file: options.BucketFile = None,
     cache_dir: Annotated[

@@ -15,17 +15,19 @@ class Tokenizer:
     """Text to token ids and back, by Hugging Face's `tokenizers`; for any thread.
 
     Args:
-      path: of `tokenizer.json`.
+      source: path of `tokenizer.json`, or its text.
 
     Raises:
-      StartupError: the file cannot be read.
+      StartupError: it cannot be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, source: str | os.PathLike[str]) -> None:
+        text = source if isinstance(source, str) and source.lstrip().startswith("{") else None
         try:
-            self._library = Library.from_str(Path(path).read_text(encoding="utf-8"))
+            self._library = Library.from_str(Path(source).read_text(encoding="utf-8") if text is None else text)
         except Exception as error:  # the library raises bare Exception
-            raise StartupError("the tokenizer cannot be read", where=os.fspath(path), seen=str(error)) from error
+            where = os.fspath(source) if text is None else "tokenizer.json"
+            raise StartupError("the tokenizer cannot be read", where=where, seen=str(error)) from error
         self._library.no_truncation()
         self._library.no_padding()
 

@@ -7,18 +7,24 @@ Shapes add and do not multiply: a few chunks, a few batches, and no program for 
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
-from servax.core.errors import ModelError
+from servax.core.errors import ModelError, UsageError
 from servax.model.model import Model
 from servax.model.sampling import ROW_INPUTS, STOPS, TOP, Rows, draw
+from servax.model.texts import LanguageTexts, SpecialTokens, TextSource, read_text
 
 BEGIN, COPY, PREFILL, DECODE = "begin", "copy", "prefill", "decode"
+
+Weights = Literal["float32", "bfloat16", "int8"]
+"""How parameters are kept. `int8`: matrices of 8 bits, and inputs of products brought to 8 bits as they come (W8A8)."""
 
 MOST_BIASES = 300
 """Most entries of a request's `logit_bias`, as the OpenAI API has it."""
@@ -95,7 +101,8 @@ class LanguageModel(Model):
     Args:
       source: a module that is a `Decoder`, or a factory of one. A module that only maps tokens, int32 `[batch,
         length]`, to logits, `[batch, length, vocabulary]`, is generated with as well, by computing the whole sequence
-        again for every token; `vocabulary` must then be given, and `spec.recomputes` says so.
+        again for every token; `vocabulary` must then be given, and `spec.recomputes` says so. A factory that takes
+        `weights` can be built in each kind of `Weights`.
       slots: sequences that the cache holds; also the largest batch.
       context: longest sequence, prompt and answer, in tokens.
       chunks: sizes of the pieces that prompts are written in.
@@ -103,6 +110,10 @@ class LanguageModel(Model):
       burst: most tokens a row gets in one call of `decode`.
       end: ids that end an answer.
       vocabulary: where the module does not say it.
+      tokenizer: Hugging Face's `tokenizer.json`: a path, relative ones from the model's source file, or a function that
+        gives its text. None: prompts are token ids.
+      template: the chat template, likewise; a text with a brace in it is the template itself.
+      special: tokens that the template may name, such as `{"bos_token": "<s>"}`, or a function that gives them.
       name: of the model.
 
     Raises:
@@ -110,6 +121,7 @@ class LanguageModel(Model):
 
     Attributes:
       spec: what the engine must know.
+      weights: how its parameters are kept, where that was said.
     """
 
     def __init__(
@@ -123,8 +135,25 @@ class LanguageModel(Model):
         burst: int = 8,
         end: Sequence[int] = (),
         vocabulary: int | None = None,
+        tokenizer: TextSource | None = None,
+        template: TextSource | None = None,
+        special: SpecialTokens | None = None,
         name: str | None = None,
     ) -> None:
+        self.weights: Weights | None = None
+        self._source = source
+        self._given: dict[str, Any] = {
+            "slots": slots,
+            "context": context,
+            "chunks": chunks,
+            "batches": batches,
+            "burst": burst,
+            "end": end,
+            "vocabulary": vocabulary,
+            "tokenizer": tokenizer,
+            "template": template,
+            "special": special,
+        }
         chunks = sorted(chunk for chunk in set(chunks) if chunk <= context) or [context]
         batches = sorted({*(batch for batch in batches if batch < slots), slots})
         cache, known, recomputes = _describe(source, slots, context + chunks[0], chunks, vocabulary)
@@ -145,6 +174,42 @@ class LanguageModel(Model):
             (_decode(self.spec, decoder), _decode_inputs(self.spec), {"batch": batches}),
         ):
             self.function(inputs=inputs, buckets=buckets, stateful=True, name=function.__name__.strip("_"))(function)
+
+    def texts(self) -> LanguageTexts:
+        """Its tokenizer and chat template, read now.
+
+        Raises:
+          UsageError: a file is not there.
+        """
+        folder = None if self.source_file is None else self.source_file.parent
+        template, special = self._given["template"], self._given["special"] or {}
+        written = isinstance(template, str) and "{" in template
+        return LanguageTexts(
+            read_text(self._given["tokenizer"], folder, "tokenizer"),
+            template if written else read_text(template, folder, "chat template"),
+            dict(special() if callable(special) else special),
+        )
+
+    def with_weights(self, weights: str) -> LanguageModel:
+        """The model with its parameters kept as `weights` says.
+
+        Raises:
+          UsageError: there is no such kind, or 8 bits are asked of a network that does not offer them.
+        """
+        if weights not in get_args(Weights):
+            raise UsageError("there are no such weights", seen=weights, expected=" or ".join(get_args(Weights)))
+        takes = callable(self._source) and "weights" in _parameters_of(self._source)
+        if not takes and weights == "int8":
+            raise UsageError(
+                f"{self.name} does not offer weights of 8 bits",
+                expected="a factory that takes weights=, of a network whose matrices are int8 with a scale for each row",
+                remedy="build it in bfloat16, or give its factory the argument",
+            )
+        source = functools.partial(self._source, weights=weights) if takes else self._source
+        made = LanguageModel(source, **self._given, name=self.name)
+        made.reference, made.module, made.source_file = self.reference, self.module, self.source_file
+        made.weights = weights
+        return made
 
 
 def _begin_inputs(spec: LanguageSpec) -> dict[str, str]:
@@ -334,6 +399,13 @@ class _Recompute:
         longest = jnp.max(jnp.where(running, positions, 0))
         chosen = jnp.sum(longest >= jnp.array(self._sizes[:-1], jnp.int32)) if len(self._sizes) > 1 else 0
         return {"tokens": kept}, jax.lax.switch(chosen, [at(size) for size in self._sizes])
+
+
+def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def _describe(

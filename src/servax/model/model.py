@@ -81,8 +81,7 @@ class Model:
         name: str | None = None,
         static: Mapping[str, Any] | None = None,
     ) -> None:
-        frame = inspect.currentframe()
-        caller = frame.f_back.f_globals if frame is not None and frame.f_back is not None else {}
+        caller = _caller(self)
         self.reference: str | None = None
         self.source_file: Path | None = Path(caller["__file__"]).resolve() if "__file__" in caller else None
         self.module: str = caller.get("__name__", "__main__")
@@ -282,6 +281,14 @@ class Model:
             return function(net, *arguments, **nested(named), **checked.fixed)
 
         return Example(name, sizes, (cells, inputs), call)
+
+
+def _caller(model: Model) -> dict[str, Any]:
+    """The globals of the code that makes a model, past the constructors of its subclasses."""
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_name == "_caller" or frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    return {} if frame is None else frame.f_globals
 
 
 def _strong(leaf: Any) -> Any:

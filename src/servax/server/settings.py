@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     step: str | None = None
     item: str | None = None
     dtype: str | None = None
+    weights: str | None = None
     bucket: Words = ()
     bucket_file: str | None = None
     cache_dir: str = "~/.cache/servax"

@@ -15,6 +15,8 @@ from servax.core.errors import ModelError
 from servax.core.events import Notice, emit
 from servax.core.trees import Tree
 from servax.model.function import Function
+from servax.model.language import LanguageModel
+from servax.model.model import Model
 from servax.model.reference import load_model
 from servax.stages import cost, pipeline, stablehlo
 from servax.stages.buckets import Bucket
@@ -105,5 +107,13 @@ def _load_source(reference: str | None, bundle: Bundle, function: str, bucket: B
             remedy="move the model out of the notebook or script into a file of its own",
         )
     structure = bundle.manifest.abstract_params()
-    model = load_model(reference).bind(structure)
+    model = with_weights(load_model(reference), bundle).bind(structure)
     return load(model.functions[function], bucket, structure, device)
+
+
+def with_weights(model: Model, bundle: Bundle) -> Model:
+    """The model with the kind of weights that the bundle was built with."""
+    record = bundle.manifest.language
+    if record is None or record.weights is None or not isinstance(model, LanguageModel):
+        return model
+    return model.with_weights(record.weights)

@@ -224,6 +224,30 @@ class FileRecord(_Record):
     bytes: int
 
 
+class LanguageRecord(_Record):
+    """Of a language model: what the engine must know beside its functions, and the files between text and tokens."""
+
+    slots: int
+    """Sequences that the cache holds."""
+    context: int
+    """Longest sequence, prompt and answer, in tokens."""
+    burst: int
+    """Most tokens a row gets in one call of `decode`."""
+    vocabulary: int
+    end: tuple[int, ...] = ()
+    """Ids that end an answer."""
+    recomputes: bool = False
+    """Whether every token costs the whole sequence, because the network has no cache."""
+    weights: Literal["float32", "bfloat16", "int8"] | None = None
+    """How its parameters are kept, where that was said; of `int8`, a checkpoint's floating matrices are quantized."""
+    tokenizer: str | None = None
+    """File with `tokenizer.json`."""
+    template: str | None = None
+    """File with the chat template."""
+    special: dict[str, str] = {}
+    """Tokens that the template may name, such as `bos_token`."""
+
+
 class Manifest(_Record):
     """`bundle.json`."""
 
@@ -240,6 +264,7 @@ class Manifest(_Record):
     parameters: tuple[ParameterRecord, ...]
     state: tuple[TensorRecord, ...] = ()
     functions: dict[str, FunctionRecord]
+    language: LanguageRecord | None = None
     programs: tuple[ProgramRecord, ...] = ()
     fingerprints: tuple[FingerprintRecord, ...] = ()
     executables: tuple[ExecutableRecord, ...] = ()
@@ -259,6 +284,11 @@ class Manifest(_Record):
         """The executable of a function at one bucket's label for the fingerprint of this id."""
         key = (fingerprint, function, bucket)
         return next((each for each in self.executables if (each.fingerprint, each.function, each.bucket) == key), None)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether a language model's matrices are kept in 8 bits."""
+        return self.language is not None and self.language.weights == "int8"
 
     def grid(self) -> BucketGrid:
         """The buckets of every function."""

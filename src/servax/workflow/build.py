@@ -37,8 +37,9 @@ from servax.targets.readme import readme_text
 from servax.targets.table import target
 from servax.targets.target import Materials, corners
 from servax.workflow.device import check_platform, pick_device
+from servax.workflow.language import write_language
 from servax.workflow.load import resolved
-from servax.workflow.source import Buckets, CheckpointChoice, Source, bucket_texts, prepare
+from servax.workflow.source import Buckets, CheckpointChoice, Source, bucket_texts, is_int8, prepare
 from servax.workflow.verify import PARITY, check_targets, is_full, prove, refuse_failures, with_verdicts
 from servax.workflow.versions import versions
 
@@ -72,6 +73,7 @@ def build(
     step: Step | None = None,
     item: str | None = None,
     dtype: str | None = None,
+    weights: str | None = None,
     targets: Sequence[str] = ("aot",),
     platforms: Sequence[str] | None = None,
     buckets: Buckets = (),
@@ -93,6 +95,7 @@ def build(
       step: step of a CheckpointManager directory: `latest`, `best` or a number.
       item: item of a CheckpointManager checkpoint.
       dtype: what floating parameters are cast to, e.g. `bfloat16`.
+      weights: of a language model: `float32`, `bfloat16` or `int8`, in place of `dtype`.
       targets: of `jit`, `aot`, `export`, `saved_model`.
       platforms: of `cpu`, `cuda`, `tpu`, what the exports are for; None: this machine's.
       buckets: overrides: sizes by dimension, `{"batch": [1, 8]}`, or texts as `--bucket` takes them.
@@ -124,7 +127,7 @@ def build(
         tensorflow=tensorflow,
     )
     buckets = bucket_texts(buckets)
-    choice = CheckpointChoice(checkpoint, select, step, item, dtype)
+    choice = CheckpointChoice(checkpoint, select, step, item, dtype, weights)
     with BundleWriter(output, overwrite=overwrite) as writer:
         # A function of its own, so that the parameters leave the device before the children come to it.
         bundle = _make(
@@ -156,7 +159,8 @@ def _make(
     source = prepared()
     materials = replace(plan.materials, functions=source.functions, params=source.params)
     processors = _processors(writer, source)
-    manifest = _manifest(source, plan, processors=processors, reference=reference, dtype=choice.dtype)
+    manifest = _manifest(source, plan, processors=processors, reference=reference, dtype=choice.dtype or (None if is_int8(source.model) else choice.weights))
+    manifest = manifest.model_copy(update={"language": write_language(writer, source.model)})
     bundle = target("export").make(writer.draft(manifest), materials)
     golden_files = _golden(bundle, source, plan, _float32(source, choice, plan.device))
     for file, data in golden_files.values():

@@ -35,9 +35,10 @@ from servax.targets.compilation_cache import enable_cache
 from servax.targets.manifest import Manifest
 from servax.targets.target import LoadedProgram, ProgramTable, StableHLOSource
 from servax.workflow.device import pick_device
+from servax.workflow.language import language_of_bundle, language_of_model, servable
 from servax.workflow.parameters import lifted_values, restore_as, restore_bundle
 from servax.workflow.probe import probe
-from servax.workflow.source import CheckpointChoice, Source, abstract, prepare
+from servax.workflow.source import CheckpointChoice, Source, abstract, is_int8, prepare
 
 PLATFORM_NAMES = {"jit": "jax_jit", "aot": "jax_executable", "export": "jax_stablehlo"}
 """The wrapper's name on the wire, as the Open Inference Protocol's `platform`."""
@@ -113,8 +114,9 @@ def load_bundle(
         return _load_source(bundle, options, device, choice)
     params = restore_bundle(bundle, device, choice)
     lifted = lifted_values(bundle, params)
-    return LocalServable(
+    return servable(
         options.name or bundle.manifest.name,
+        language_of_bundle(bundle),
         platform=PLATFORM_NAMES[_slowest(programs)],
         functions=served_functions(bundle),
         grid=bundle.manifest.grid(),
@@ -128,6 +130,7 @@ def load_bundle(
             selected=bundle.manifest.provenance.select,
             device=device,
             lifted=lifted,
+            int8=bundle.manifest.is_int8,
         ),
         app_factory=options.app_factory,
         version=options.version,
@@ -275,6 +278,8 @@ def _load_source(
     if choice is None or choice.path is None:
         bundle.check(PARAMETERS)
         choice = CheckpointChoice(path=bundle.path(PARAMETERS))
+    if bundle.manifest.language is not None:
+        choice = replace(choice, weights=bundle.manifest.language.weights)
     source = prepare(reference, choice, device=device, grid=bundle.manifest.grid())
     return _serve_source(source, replace(options, name=options.name or bundle.manifest.name), device)
 
@@ -307,8 +312,9 @@ def _serve_source(source: Source, options: LoadOptions, device: Device) -> Local
 
                 probe(function, of_function, compile_at, tuple(params.values()), device)
     states = [function.state for function in source.functions.values() if function.state is not None]
-    return LocalServable(
+    return servable(
         options.name or source.model.name,
+        language_of_model(source.model),
         platform=PLATFORM_NAMES["jit"],
         functions={
             name: ServedFunction(
@@ -327,6 +333,7 @@ def _serve_source(source: Source, options: LoadOptions, device: Device) -> Local
             selected=source.provenance.select,
             device=device,
             lifted=source.model.defaults(),
+            int8=is_int8(source.model),
         ),
         app_factory=options.app_factory,
         version=options.version,

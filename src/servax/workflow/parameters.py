@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from servax.checkpoint.quantized import restore_quantized
 from servax.checkpoint.restoring import Restored, restore
 from servax.core import trees
 from servax.core.device import Device
@@ -37,6 +38,7 @@ def restored_as(
     selected: str | None,
     device: Device,
     lifted: Mapping[KeyPath, Any],
+    int8: bool = False,
     **choice: Any,
 ) -> Restored:
     """Parameters of another checkpoint, of the structure and dtypes that compiled programs take, and their provenance.
@@ -47,6 +49,7 @@ def restored_as(
       selected: the subtree that the present parameters came from, meant where there are several candidates.
       device: where they go.
       lifted: values of the leaves that come from the model's definition, for a checkpoint that lacks them.
+      int8: whether matrices that the programs take in 8 bits may be floating in the checkpoint.
       choice: `select`, `step` and `item`.
 
     Raises:
@@ -54,7 +57,8 @@ def restored_as(
     """
 
     def read(**more: Any) -> Restored:
-        return restore(checkpoint, like=like, placement=device, defaults=lifted, **{**choice, **more})
+        found = restore_quantized if int8 else restore
+        return found(checkpoint, like=like, placement=device, defaults=lifted, **{**choice, **more})
 
     try:
         return read()
@@ -74,10 +78,11 @@ def restore_as(
     selected: str | None,
     device: Device,
     lifted: Mapping[KeyPath, Any],
+    int8: bool = False,
     **choice: Any,
 ) -> dict[KeyPath, Any]:
     """The same parameters by key path; arguments and errors as of `restored_as`."""
-    restored = restored_as(checkpoint, like=like, selected=selected, device=device, lifted=lifted, **choice)
+    restored = restored_as(checkpoint, like=like, selected=selected, device=device, lifted=lifted, int8=int8, **choice)
     return trees.flatten(restored.params)
 
 
@@ -99,6 +104,7 @@ def restore_bundle(bundle: Bundle, device: Device, choice: CheckpointChoice | No
             selected=bundle.manifest.provenance.select,
             device=device,
             lifted=lifted,
+            int8=bundle.manifest.is_int8,
             **options,
         )
 

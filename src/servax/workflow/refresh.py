@@ -153,6 +153,7 @@ def _restored(
             selected=old.manifest.provenance.select,
             device=device,
             lifted=lifted,
+            int8=old.manifest.is_int8,
             **choice,
         )
     leaves = trees.flatten(restored.params)

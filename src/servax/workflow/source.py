@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from servax.checkpoint.placement import put_copy
+from servax.checkpoint.quantized import quantized, restore_quantized
 from servax.checkpoint.restoring import restore
 from servax.checkpoint.steps import Step
 from servax.core import trees
 from servax.core.device import Device
-from servax.core.errors import UsageError
+from servax.core.errors import ModelError, UsageError
 from servax.core.events import step as named_step
 from servax.core.tensors import dtype_of
 from servax.core.trees import KeyPath, Tree
 from servax.model.function import Function
+from servax.model.language import LanguageModel
 from servax.model.model import Model
 from servax.model.outputs import infer_outputs
 from servax.model.reference import load_model
@@ -40,6 +43,7 @@ class CheckpointChoice:
       step: step of a CheckpointManager directory.
       item: item of a CheckpointManager checkpoint.
       dtype: what floating leaves are cast to while they are restored.
+      weights: of a language model: `float32`, `bfloat16` or `int8`, in place of `dtype`.
     """
 
     path: str | os.PathLike[str] | None = None
@@ -47,6 +51,7 @@ class CheckpointChoice:
     step: Step | None = None
     item: str | None = None
     dtype: str | None = None
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ def prepare(
     """
     if isinstance(model, str):
         model = load_model(model)
+    model, choice = _with_weights(model, choice)
     if choice.dtype is not None:
         _check_dtype(choice.dtype)
     if (choice.path is None) == (params is None):
@@ -116,6 +122,28 @@ def prepare(
         for name, function in model.functions.items()
     }
     return Source(model, functions, grid, placed, origins, provenance)
+
+
+def _with_weights(model: Model, choice: CheckpointChoice) -> tuple[Model, CheckpointChoice]:
+    """The model whose network takes these weights, and the dtype that they mean."""
+    if choice.weights is None:
+        return model, choice
+    if choice.dtype is not None:
+        raise UsageError(
+            "weights and dtype say the same", seen=f"weights {choice.weights}, dtype {choice.dtype}", remedy="leave one"
+        )
+    if not isinstance(model, LanguageModel):
+        raise UsageError(
+            "weights are chosen for language models", seen=model.name, remedy="for other models: dtype, e.g. bfloat16"
+        )
+    return model.with_weights(choice.weights), replace(
+        choice, dtype=None if choice.weights == "int8" else choice.weights
+    )
+
+
+def is_int8(model: Model) -> bool:
+    """Whether a model's matrices are kept in 8 bits."""
+    return isinstance(model, LanguageModel) and model.weights == "int8"
 
 
 def _check_dtype(name: str) -> None:
@@ -161,16 +189,17 @@ Prepared = tuple[Model, Tree, Mapping[KeyPath, Literal["checkpoint", "model"]], 
 def _from_checkpoint(model: Model, choice: CheckpointChoice, device: Device) -> Prepared:
     assert choice.path is not None
     like = model.abstract_params()
-    restored = restore(
-        choice.path,
-        like=like,
-        select=choice.select,
-        step=choice.step,
-        item=choice.item,
-        dtype=choice.dtype,
-        placement=device,
-        defaults=model.defaults(),
-    )
+    options: dict[str, Any] = {
+        "select": choice.select,
+        "step": choice.step,
+        "item": choice.item,
+        "placement": device,
+        "defaults": model.defaults(),
+    }
+    if like is not None and is_int8(model):
+        restored = restore_quantized(choice.path, like=like, **options)
+    else:
+        restored = restore(choice.path, like=like, dtype=choice.dtype, **options)
     if like is None:
         model = model.bind(abstract(restored.params))
     found = restored.provenance
@@ -186,7 +215,7 @@ def _from_checkpoint(model: Model, choice: CheckpointChoice, device: Device) -> 
 
 
 def _from_live(model: Model, params: Any, choice: CheckpointChoice, device: Device) -> Prepared:
-    live = model.params_of(params)
+    live = _live(model, params, device)
     if model.abstract_params() is None:
         model = model.bind(abstract(live))
     lifted = model.defaults()
@@ -195,6 +224,20 @@ def _from_live(model: Model, params: Any, choice: CheckpointChoice, device: Devi
         path: "model" if path in lifted else "checkpoint" for path in placed
     }
     return model, trees.unflatten(placed), origins, ProvenanceRecord(source=model.reference)
+
+
+def _live(model: Model, params: Any, device: Device) -> Tree:
+    """Canonical parameters of what is live; of a floating network, brought to 8 bits for a model that has them so."""
+    if not is_int8(model):
+        return model.params_of(params)
+    try:
+        return model.params_of(params)
+    except ModelError:
+        assert isinstance(model, LanguageModel)
+        whole, like = model.with_weights("float32").params_of(params), model.abstract_params()
+        assert like is not None, "a network of 8 bits is a module"
+        wide = {path: jnp.asarray(leaf, jnp.float32) for path, leaf in trees.flatten(whole).items()}
+        return quantized(trees.unflatten(wide), trees.flatten(like), device)
 
 
 def _own(leaf: Any, dtype: str | None, device: Device) -> Any:

@@ -62,6 +62,14 @@ def end_ids_of_gguf(path: str | os.PathLike[str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(each) for each in found if each is not None))
 
 
+def special_of_gguf(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The tokens that a chat template may name: `bos_token` and `eos_token`, as far as the file has them."""
+    fields = _fields(path)
+    tokens = fields["tokenizer.ggml.tokens"]
+    ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    return {f"{name}_token": tokens[index] for name, index in ids.items() if index is not None}
+
+
 def _fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     import gguf
 
