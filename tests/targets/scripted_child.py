@@ -10,6 +10,7 @@ import numpy as np
 
 from servax.core.errors import ArtifactUnavailable, ModelError, PlatformError
 from servax.targets.child_protocol import Answer, main
+from servax.targets.samples import Expected
 
 SCRIPT = json.loads(os.environ["CHILD_SCRIPT"])
 
@@ -32,7 +33,7 @@ class Scripted:
                 outputs = [output.astype(np.int32) for output in outputs]
             if action == "other name":
                 return [Answer({"z": output}) for output in outputs]
-            state = {"s": np.full(2, 7.0, np.float32)}
+            state = {"s": Expected.of(np.full(2, 7.0, np.float32))}
             return [Answer({"y": output}, state if action == "wrong state" else {}) for output in outputs]
 
         return answering

@@ -3,7 +3,20 @@ import numpy as np
 import pytest
 
 from servax.core.errors import BundleError
-from servax.targets.samples import SAMPLED, Draw, Expected, Golden, Rounding, Sample, Step, from_bytes, to_bytes
+from servax.targets.samples import (
+    LIMIT,
+    SAMPLED,
+    Draw,
+    Expected,
+    Golden,
+    Rounding,
+    Sample,
+    Step,
+    from_bytes,
+    kept,
+    norm_of,
+    to_bytes,
+)
 
 
 def golden(size, dtype=np.float32):
@@ -126,3 +139,27 @@ def test_another_format_is_named():
         from_bytes(data, "g")
     assert caught.value.seen == "format 9"
     assert caught.value.expected == "format 1"
+
+
+def test_of_a_large_state_elements_and_norms_are_kept_and_of_another_the_same_elements():
+    cache = np.arange(LIMIT // 4 + 1, dtype=np.float32)
+    found = kept({"cache": cache, "positions": np.array([3, 4], np.int32)})
+    assert found["cache"].values.size == SAMPLED
+    np.testing.assert_array_equal(found["cache"].values, cache[found["cache"].indices])
+    assert found["cache"].norm == pytest.approx(float(np.linalg.norm(cache.astype(np.float64))))
+    np.testing.assert_array_equal(found["positions"].values, [3, 4])
+    other = found["cache"].like(2 * cache)
+    np.testing.assert_array_equal(other.values, 2 * found["cache"].values)
+    assert other.norm == pytest.approx(2 * found["cache"].norm)
+
+
+def test_a_small_state_is_copied_whole():
+    state = np.ones(3, np.float32)
+    found = kept({"s": state})
+    state[0] = 7
+    np.testing.assert_array_equal(found["s"].values, [1, 1, 1])
+
+
+def test_the_norm_leaves_out_what_is_not_finite():
+    assert norm_of(np.array([3, np.inf, 4, np.nan], np.float32)) == 5
+    assert norm_of(np.array([3 + 4j, 12])) == 13

@@ -34,7 +34,9 @@ def restore_quantized(
         wanted = flatten(like)
         restored = restore(path, like=floating(like), placement=placement, **choice)
     params = quantized(restored.params, wanted, placement)
-    origins = {leaf: restored.origins[leaf if leaf in restored.origins else _matrix_of(leaf, wanted)] for leaf in wanted}
+    origins = {
+        leaf: restored.origins[leaf if leaf in restored.origins else _matrix_of(leaf, wanted)] for leaf in wanted
+    }
     return replace(restored, params=params, origins=origins)
 
 
@@ -66,7 +68,7 @@ def quantized(
 
 
 def quantize(matrix: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The matrix `[rows, columns]` in 8 bits, and what each row is multiplied by: its largest absolute value over 127."""
+    """The matrix `[rows, columns]` in 8 bits, and what each row is multiplied by: its largest magnitude over 127."""
     wide = matrix.astype(np.float32, copy=False)
     scale = np.maximum(np.abs(wide).max(axis=1), np.finfo(np.float32).tiny * 127) / 127
     return np.rint(wide / scale[:, None]).astype(np.int8), scale.astype(np.float32)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,9 @@ Cache = Mapping[str, Any]
 """Arrays by name, `[slots, ...]` each."""
 
 State = Mapping[str, Any]
+
+_VALID = {"steps": 3, "limit": 2**30}
+"""Of the inputs of parity's samples: up to two steps, since op by op each costs all layers, and rows that go on."""
 
 
 @runtime_checkable
@@ -173,7 +176,10 @@ class LanguageModel(Model):
             (_prefill(decoder), {"tokens": "int32[chunk]", "slot": "int32[]", "start": "int32[]"}, {"chunk": chunks}),
             (_decode(self.spec, decoder), _decode_inputs(self.spec), {"batch": batches}),
         ):
-            self.function(inputs=inputs, buckets=buckets, stateful=True, name=function.__name__.strip("_"))(function)
+            declared = function.__name__.strip("_")
+            self.function(inputs=inputs, buckets=buckets, stateful=True, name=declared)(function)
+            valid = {key: count for key, count in _VALID.items() if key in inputs}
+            self.functions[declared] = replace(self.functions[declared], valid=valid)
 
     def texts(self) -> LanguageTexts:
         """Its tokenizer and chat template, read now.
@@ -182,12 +188,13 @@ class LanguageModel(Model):
           UsageError: a file is not there.
         """
         folder = None if self.source_file is None else self.source_file.parent
-        template, special = self._given["template"], self._given["special"] or {}
-        written = isinstance(template, str) and "{" in template
+        template: TextSource | None = self._given["template"]
+        special: SpecialTokens = self._given["special"] or {}
+        written = template if isinstance(template, str) and "{" in template else None
         return LanguageTexts(
             read_text(self._given["tokenizer"], folder, "tokenizer"),
-            template if written else read_text(template, folder, "chat template"),
-            dict(special() if callable(special) else special),
+            written or read_text(template, folder, "chat template"),
+            special() if callable(special) else special,
         )
 
     def with_weights(self, weights: str) -> LanguageModel:
@@ -202,13 +209,13 @@ class LanguageModel(Model):
         if not takes and weights == "int8":
             raise UsageError(
                 f"{self.name} does not offer weights of 8 bits",
-                expected="a factory that takes weights=, of a network whose matrices are int8 with a scale for each row",
+                expected="a factory that takes weights=; of int8, each matrix is int8 with a float32 scale beside it",
                 remedy="build it in bfloat16, or give its factory the argument",
             )
         source = functools.partial(self._source, weights=weights) if takes else self._source
         made = LanguageModel(source, **self._given, name=self.name)
         made.reference, made.module, made.source_file = self.reference, self.module, self.source_file
-        made.weights = weights
+        made.weights = cast("Weights", weights)
         return made
 
 

@@ -149,9 +149,11 @@ def make(bundle: Bundle, materials: Materials) -> Bundle:
 
 
 def buckets(bundle: Bundle, *, full: bool) -> dict[str, tuple[Bucket, ...]]:
-    """Every bucket: none of them costs a compile; `Target.buckets`."""
-    del full
-    return corners(bundle, full=True)
+    """Every bucket, since none of them costs a compile; `Target.buckets`.
+
+    Of a language model the corners: op by op, its layers and steps run one after another for every sample.
+    """
+    return corners(bundle, full=full or bundle.manifest.language is None)
 
 
 def open_part(job: Job) -> JaxPart:

@@ -21,7 +21,7 @@ from etils import epath
 from servax.core.errors import ArtifactUnavailable, PlatformError, ServaxError
 from servax.stages.buckets import Bucket
 from servax.targets.manifest import TargetName
-from servax.targets.samples import Sample, from_bytes
+from servax.targets.samples import Expected, Sample, from_bytes
 from servax.targets.tensorfile import tensors_from_bytes, tensors_to_bytes
 
 REPORT = "report.jsonl"
@@ -125,10 +125,12 @@ Line = Started | Answered | Failed | Unproven | Unavailable | Finished
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a wrapper gave for one step of a sample: outputs cut to the sample's true sizes, and the whole new state."""
+    """What a wrapper gave for one step of a sample: outputs cut to the sample's true sizes, and the new state, of which
+    it keeps what the sample keeps.
+    """
 
     outputs: Mapping[str, Array]
-    state: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    state: Mapping[str, Expected] = field(default_factory=dict[str, Expected])
 
 
 Answering = Callable[[Sample], Sequence[Answer]]
@@ -218,13 +220,31 @@ def read_report(results: Path) -> tuple[Line, ...]:
 
 
 def answer_tensors(sample: str, answers: Sequence[Answer]) -> dict[str, Array]:
-    """Answers as a file keeps them: `SAMPLE/STEP/outputs/NAME` and `SAMPLE/STEP/state/NAME`."""
-    return {
-        f"{sample}/{number}/{kind}/{name}": array
-        for number, answer in enumerate(answers)
-        for kind, arrays in (("outputs", answer.outputs), ("state", answer.state))
-        for name, array in arrays.items()
-    }
+    """Answers as a file keeps them: `SAMPLE/STEP/outputs/NAME` and `SAMPLE/STEP/state/NAME`.
+
+    Of a state of which elements were kept, `SAMPLE/STEP/state.shape/NAME` and `.norm` beside them.
+    """
+    tensors: dict[str, Array] = {}
+    for number, answer in enumerate(answers):
+        tensors |= {f"{sample}/{number}/outputs/{name}": array for name, array in answer.outputs.items()}
+        for name, each in answer.state.items():
+            tensors[f"{sample}/{number}/state/{name}"] = each.values
+            if each.indices is not None:
+                tensors[f"{sample}/{number}/state.shape/{name}"] = np.array(each.shape, np.int64)
+                tensors[f"{sample}/{number}/state.norm/{name}"] = np.array(each.norm, np.float64)
+    return tensors
+
+
+def answer_to(expected: Expected, answers: Mapping[str, Array], place: str, name: str) -> Expected | None:
+    """What a file of answers has for `PLACE/NAME`; None where it has nothing."""
+    values = answers.get(f"{place}/{name}")
+    if values is None:
+        return None
+    shape = answers.get(f"{place}.shape/{name}")
+    if shape is None:
+        return Expected.of(values)
+    norm = float(answers[f"{place}.norm/{name}"])
+    return Expected(tuple(shape.tolist()), values, expected.indices, norm)
 
 
 def read_answers(path: Path) -> dict[str, Array]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from servax.targets.child_protocol import answer_to
 from servax.targets.difference import Difference, difference, ties_allowed
 from servax.targets.manifest import TargetName, VerdictRecord
 from servax.targets.samples import STATE, Golden
@@ -86,7 +87,7 @@ def compare(golden: Golden, answers: Mapping[str, Array], platform: str) -> tupl
         for number, step in enumerate(sample.steps):
             for kind, prefix, arrays in (("outputs", "", step.outputs), ("state", STATE, step.state)):
                 for name, expected in arrays.items():
-                    given = answers.get(f"{sample.name}/{number}/{kind}/{name}")
+                    given = answer_to(expected, answers, f"{sample.name}/{number}/{kind}", name)
                     label = prefix + name
                     tolerance = Tolerance.of(rounding_of(label, expected.values.dtype, platform, golden.rounding))
                     strict = replace(tolerance, ties=0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from servax.targets.samples import Expected, norm_of
+from servax.targets.samples import Expected
 from servax.targets.tolerance import Tolerance
 
 _FILLER = 1e4
@@ -68,25 +68,26 @@ def scale_of(values: Array) -> float:
     return float(magnitudes[~_fillers(magnitudes)].max())
 
 
-def difference(expected: Expected, seen: Array, tolerance: Tolerance) -> Difference:
-    """How `seen` differs from `expected`.
+def difference(expected: Expected, seen: Array | Expected, tolerance: Tolerance) -> Difference:
+    """How `seen`, whole or the same elements of it, differs from `expected`.
 
     Floats pass three gates: every element against its local scale, the whole, and a common factor. Integers and
     booleans are equal but for `tolerance.ties`. NaN and infinities must stand in the same places.
     """
-    problem = _mismatch(expected, seen)
+    whole = seen if isinstance(seen, Expected) else Expected.of(seen)
+    problem = _mismatch(expected, whole)
     if problem is not None:
-        return Difference(float("inf"), 0.0, 1.0, max(1, seen.size), problem)
-    indices = expected.indices
-    ours = seen if indices is None else seen.reshape(-1)[indices]
+        return Difference(float("inf"), 0.0, 1.0, max(1, whole.values.size), problem)
+    given = whole if whole.indices is not None or expected.indices is None else expected.like(whole.values)
+    ours = given.values
     if ours.dtype.kind in "biu" or ours.dtype.name in ("int4", "uint4"):
         return _integers(expected, ours, ties_allowed(tolerance, ours.size))
     found = _floats(expected, ours, tolerance)
-    if expected.norm is None or not found.within:
+    if expected.norm is None or given.norm is None or not found.within:
         return found
     slack = max(tolerance.whole, 1e-12) * max(expected.norm, found.scale)
-    if (apart := abs(norm_of(seen) - expected.norm)) > slack:
-        detail = f"norm of the whole is {norm_of(seen):.6g}, expected {expected.norm:.6g}"
+    if (apart := abs(given.norm - expected.norm)) > slack:
+        detail = f"norm of the whole is {given.norm:.6g}, expected {expected.norm:.6g}"
         return Difference(apart, float(slack), found.scale, 1, detail)
     return found
 
@@ -96,9 +97,9 @@ def ties_allowed(tolerance: Tolerance, size: int) -> int:
     return max(0, min(max(1, int(tolerance.ties * size)), size - 1)) if tolerance.ties else 0
 
 
-def _mismatch(expected: Expected, seen: Array) -> str | None:
-    if seen.dtype != expected.values.dtype:
-        return f"dtype {seen.dtype}, expected {expected.values.dtype}"
+def _mismatch(expected: Expected, seen: Expected) -> str | None:
+    if seen.values.dtype != expected.values.dtype:
+        return f"dtype {seen.values.dtype}, expected {expected.values.dtype}"
     if seen.shape != expected.shape:
         return f"shape {list(seen.shape)}, expected {list(expected.shape)}"
     return None

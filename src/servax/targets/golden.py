@@ -20,7 +20,7 @@ from servax.targets import draws, faults
 from servax.targets.difference import scale_of
 from servax.targets.draws import Ranges
 from servax.targets.indexing import index_bounds
-from servax.targets.opbyop import Arrays, Source
+from servax.targets.opbyop import Arrays, Source, State
 from servax.targets.rounding import estimate
 from servax.targets.samples import Draw, Expected, Golden, Rounding, Sample, Step
 
@@ -68,7 +68,7 @@ def profile(function: Function, buckets: Sequence[Bucket], params: Tree) -> Prof
                 known[platform] = max(known.get(platform, each), each, key=lambda rounding: rounding.error)
         for name, count in index_bounds(jaxpr, positions).items():
             bounds[name] = min(count, bounds.get(name, count))
-    return Profile(_working_ranges(source, smallest, Ranges(bounds), rounding), rounding)
+    return Profile(_working_ranges(source, smallest, Ranges({**bounds, **function.valid}), rounding), rounding)
 
 
 def make(
@@ -164,7 +164,7 @@ class _Maker:
         return [draw(self._signature, self._bucket, self._known.ranges, place) for place in places]
 
     def sample(
-        self, name: str, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, Arrays]], outputs: Sequence[Arrays]
+        self, name: str, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, State]], outputs: Sequence[Arrays]
     ) -> Sample:
         """A sample whose outputs are `outputs` and whose states are those of `runs`."""
         tensors = arrays(recipes)
@@ -172,7 +172,7 @@ class _Maker:
             Step(
                 draws=each,
                 outputs={key: Expected.of(array) for key, array in expected.items()},
-                state={key: Expected.of(array) for key, array in state.items()},
+                state=state,
                 inputs=inputs,
             )
             for each, inputs, expected, (_, state) in zip(recipes, tensors, outputs, runs, strict=True)
@@ -193,14 +193,14 @@ class _Maker:
         common = {key: each for key, each in full.items() if key not in among and each.shape == single[key].shape}
         if common and self._function.state is None:
             first = arrays([draws.alone(self._signature, recipe, 0)])[0]
-            other, _ = self.source.run(first, self._bucket, self.source.initial_state())
+            other = self.source.run(first, self._bucket)
             for alone in (single, other):
                 found += faults.compare([{key: alone[key] for key in common}], [common], self._known.rounding)
         if found:
             raise faults.neighbours(self._function.name, self._bucket.label, found, self._signature)
 
     def unpadded(
-        self, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, Arrays]], thorough: bool, *, signs: bool = False
+        self, recipes: Sequence[_Draws], runs: Sequence[tuple[Arrays, State]], thorough: bool, *, signs: bool = False
     ) -> list[Arrays]:
         """The outputs to expect of a sample that `runs` answered padded: those of unpadded runs, if thorough.
 
@@ -253,7 +253,7 @@ class _Maker:
             references = self._references([tensors])
             if any(_has_nan(outputs) for reference in references for outputs in reference.outputs):
                 continue
-            outputs, _ = self.source.run(tensors, self._bucket, self.source.initial_state())
+            outputs = self.source.run(tensors, self._bucket)
             if found := self._disagreements(references, [outputs]):
                 dims = self._culprits(references, [tensors])
                 raise faults.padding(
@@ -269,7 +269,7 @@ class _Maker:
         for row in (0, len(lengths) - 1):
             sizes = {**self._sizes(tensors[0]), str(self._signature.batch): 1, dim: int(lengths[row])}
             alone = faults.row_of(self._signature, self._signature.inputs, tensors[0], row, sizes, every=True)
-            outputs, _ = self.source.run(alone, None, self.source.initial_state())
+            outputs = self.source.run(alone, None)
             references.append(_Reference(row, sizes, (outputs,)))
         return references
 
@@ -325,7 +325,7 @@ def _working_ranges(
 
     def answer(tried: Ranges) -> Arrays:
         recipe = draws.full(function.signature, bucket, tried, f"{function.name}@{bucket.label}/ranges")
-        return source.run(arrays([recipe])[0], bucket, source.initial_state())[0]
+        return source.run(arrays([recipe])[0], bucket)
 
     first = answer(ranges)
     if found := faults.compare([first], [answer(ranges)], rounding):

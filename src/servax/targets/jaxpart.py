@@ -59,7 +59,9 @@ class JaxPart:
                 inputs = self._put(pad(signature, bucket, checked))
                 held, outputs = program.program(self._params, held, inputs)
                 # Copies: the next step donates this state.
-                after = {name: np.array(array) for name, array in zip(names, jax.device_get(held), strict=True)}
+                after = {
+                    name: step.state[name].like(np.asarray(array)) for name, array in zip(names, held, strict=True)
+                }
                 answers.append(Answer(cut(signature, checked.sizes, outputs), after))
             return answers
 

@@ -13,10 +13,11 @@ from servax.core.trees import Tree, flatten
 from servax.model.function import Function
 from servax.stages.buckets import Bucket
 from servax.stages.padding import check, cut, pad
-from servax.targets.samples import STATE
+from servax.targets.samples import STATE, Expected, kept
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
+State = dict[str, Expected]
 
 
 class Source:
@@ -34,15 +35,32 @@ class Source:
         leaves = [leaf for leaf in flatten(params).values() if isinstance(leaf, jax.Array)]
         self._device = next(iter(leaves[0].devices())) if leaves else None
 
-    def initial_state(self) -> Arrays:
-        """Zeros for every tensor of the state; empty for a stateless function."""
-        return {spec.name: np.zeros(spec.concrete({}), spec.numpy_dtype) for spec in self.function.state or ()}
-
-    def run(self, tensors: Mapping[str, Array], bucket: Bucket | None, state: Arrays) -> tuple[Arrays, Arrays]:
-        """Outputs cut to the tensors' own sizes, and the new state, of a run padded up to `bucket`.
+    def run(self, tensors: Mapping[str, Array], bucket: Bucket | None) -> Arrays:
+        """Outputs, cut to the tensors' own sizes, of a run padded up to `bucket`, from the initial state.
 
         Without a bucket it runs at the tensors' own sizes, unpadded.
         """
+        return self._run(tensors, bucket, self._initial_state())[0]
+
+    def chain(self, steps: Sequence[Mapping[str, Array]], bucket: Bucket | None) -> list[tuple[Arrays, State]]:
+        """Outputs as of `run` and what is kept of the new state, one step after another, from the initial state."""
+        state = self._initial_state()
+        results: list[tuple[Arrays, State]] = []
+        for tensors in steps:
+            outputs, state = self._run(tensors, bucket, state)
+            results.append((outputs, kept({name: np.asarray(array) for name, array in state.items()})))
+        return results
+
+    def _initial_state(self) -> dict[str, Any]:
+        """Zeros for every tensor of the state, on the device; empty for a stateless function."""
+        return {
+            spec.name: jax.device_put(np.zeros(spec.concrete({}), spec.numpy_dtype), self._device)
+            for spec in self.function.state or ()
+        }
+
+    def _run(
+        self, tensors: Mapping[str, Array], bucket: Bucket | None, before: Mapping[str, Any]
+    ) -> tuple[Arrays, dict[str, Any]]:
         signature = self.function.signature
         checked = check(signature, tensors)
         bucket = Bucket.of(**checked.sizes) if bucket is None else bucket
@@ -50,22 +68,11 @@ class Source:
         padded = dict(zip(names, pad(signature, bucket, checked), strict=True))
         with jax.disable_jit(), jax.default_matmul_precision("highest"):
             inputs = {name: jax.device_put(array, self._device) for name, array in padded.items()}
-            # A copy: a state that aliased our array on the CPU would change under the caller.
-            before = {name: jax.device_put(array.copy(), self._device) for name, array in state.items()}
             after, outputs = self.function.call(
                 self._params, before if self.function.state is not None else None, inputs
             )
         flat = [np.asarray(outputs[spec.name]) for spec in sorted(signature.outputs, key=lambda spec: spec.name)]
-        return cut(signature, checked.sizes, flat), {name: np.array(array) for name, array in (after or {}).items()}
-
-    def chain(self, steps: Sequence[Mapping[str, Array]], bucket: Bucket | None) -> list[tuple[Arrays, Arrays]]:
-        """`run` for one step after another, from the initial state."""
-        state = self.initial_state()
-        results: list[tuple[Arrays, Arrays]] = []
-        for tensors in steps:
-            outputs, state = self.run(tensors, bucket, state)
-            results.append((outputs, state))
-        return results
+        return cut(signature, checked.sizes, flat), dict(after or {})
 
     def jaxpr(self, bucket: Bucket) -> tuple[Any, dict[str, int], list[str]]:
         """The closed jaxpr at a bucket, the position of each input among its arguments, and its results' names.

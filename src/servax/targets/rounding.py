@@ -26,6 +26,9 @@ _LINALG = {
     *("cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "qr", "schur", "svd", "triangular_solve"),
 }
 
+_QUANTIZED = 2.0**-8
+"""Half a step of a value brought to 8 bits, over the largest one: rounding before it decides which step is taken."""
+
 _Error = tuple[float, float]
 """Squared relative error, and the largest unit roundoff that went into it."""
 
@@ -137,6 +140,8 @@ def _own(eqn: Any, aval: Any, platform: str) -> _Error:
     """What one operation adds to the relative error of its result."""
     name = eqn.primitive.name
     unit = _unit(aval)
+    if name == "convert_element_type" and str(aval.dtype) == "int8" and _unit(eqn.invars[0].aval):
+        return _QUANTIZED**2, _QUANTIZED
     if name in _EXACT or unit == 0:
         return _NONE
     if name == "convert_element_type":

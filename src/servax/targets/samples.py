@@ -6,6 +6,7 @@ Euclidean norm and elements at seeded positions. Needs no JAX, so that a child w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,6 +24,9 @@ LIMIT = 16 * 2**20
 
 SAMPLED = 4096
 """Elements that are kept of an output whose file would exceed `LIMIT`."""
+
+_CHUNK = 1 << 20
+"""Elements looked at together."""
 
 STATE = "state/"
 """Before a state's name, where outputs and state stand beside one another."""
@@ -112,6 +116,12 @@ class Expected:
         indices = np.sort(np.random.RandomState(seed).randint(0, self.values.size, size=SAMPLED))
         return Expected(self.shape, self.values.reshape(-1)[indices], indices, norm_of(self.values))
 
+    def like(self, array: Array) -> Expected:
+        """Of `array` what this keeps of its own, copied."""
+        if self.indices is None:
+            return Expected.of(np.array(array))
+        return Expected(array.shape, array.reshape(-1)[self.indices], self.indices, norm_of(array))
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -196,10 +206,26 @@ class _Header(msgspec.Struct, frozen=True):
     precision: float | None
 
 
+def kept(state: Mapping[str, Array]) -> dict[str, Expected]:
+    """A state, copied; past `LIMIT` bytes elements and norms of it, since several samples are made at once."""
+    large = sum(array.nbytes for array in state.values()) > LIMIT
+    return {
+        name: Expected.of(array).reduced(seed) if large and array.size > SAMPLED else Expected.of(np.array(array))
+        for seed, (name, array) in enumerate(state.items())
+    }
+
+
 def norm_of(array: Array) -> float:
     """The Euclidean norm of the finite elements, in float64."""
-    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-    return float(np.linalg.norm(wide[np.isfinite(wide)]))
+    square, flat = 0.0, array.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        wide = flat[start : start + _CHUNK].astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+        part = float(np.vdot(wide, wide).real)
+        if not np.isfinite(part):
+            wide = wide[np.isfinite(wide)]
+            part = float(np.vdot(wide, wide).real)
+        square += part
+    return math.sqrt(square)
 
 
 def to_bytes(golden: Golden, limit: int = LIMIT) -> bytes:

