@@ -176,6 +176,13 @@ def test_more_rows_than_the_largest_bucket_run_in_parts():
     assert set(result.times) == {"queue", "pad", "transfer", "execute", "copy"}
 
 
+def test_rows_for_more_parts_than_are_made_are_refused():
+    with toys.toy().warm() as servable, pytest.raises(TooLarge) as caught:
+        servable.predict(x=np.ones((4 * 16_384 + 1, 1), np.float32))
+    assert (caught.value.where, caught.value.seen) == ("batch", "batch=65537")
+    assert caught.value.expected.startswith("batch at most 65536")
+
+
 def test_parts_that_cannot_be_joined_are_an_error_of_their_request_alone(monkeypatch):
     def too_much(parts):
         raise MemoryError("Unable to allocate 64. GiB")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from servax.core.errors import ExecutionError, ServaxError
+from servax.core.errors import ExecutionError, ServaxError, TooLarge
 from servax.runtime.answers import Answer, CallbackAnswer, Outcome, deliver
 from servax.runtime.pending import PendingRequest
 from servax.runtime.request import InferRequest, InferResult
@@ -17,6 +17,9 @@ from servax.stages.padding import CheckedTensors
 if TYPE_CHECKING:
     from servax.runtime.batcher import Batcher
     from servax.runtime.lane import Lane
+
+MOST_PARTS = 1 << 14
+"""Parts that a request may run in: to make one takes tens of microseconds of the thread that takes all requests."""
 
 
 class SplitRequest:
@@ -99,7 +102,20 @@ def split(
     shape: int,
     most: int,
 ) -> SplitRequest:
-    """A request in parts of at most `most` rows, not queued yet."""
+    """A request in parts of at most `most` rows, not queued yet.
+
+    Raises:
+      TooLarge: it has rows for more than `MOST_PARTS`.
+    """
+    if (rows := lane.joiner.rows(checked)) > most * MOST_PARTS:
+        batch = lane.signature.batch
+        raise TooLarge(
+            "the request has too many rows to run in parts",
+            where=batch,
+            seen=f"{batch}={rows}",
+            expected=f"{batch} at most {most * MOST_PARTS}, {MOST_PARTS} runs of the largest bucket",
+            remedy="send fewer rows at once, or build with a larger bucket",
+        )
     whole = SplitRequest(lane.joiner, answer)
     whole.parts = tuple(
         PendingRequest(
