@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -12,9 +15,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from servax.core.errors import InvalidInput, NotReady, ServaxError
 from servax.server.app import error_body
+from servax.server.gate import WHOLE
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+_WHOLE = 64 * 1024
+"""Bytes of a body up to which it is copied behind its head, to be written with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Connection(HttpToolsProtocol):
         self._head_timer: TimerHandle | None = None
         self._stall_timer: TimerHandle | None = None
         self._cycles: deque[RequestResponseCycle] = deque()
+        self._default: tuple[list[tuple[bytes, bytes]] | None, bytes] = (None, b"")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -84,6 +94,9 @@ class Connection(HttpToolsProtocol):
         while self._cycles and self._cycles[0].response_complete:
             self._cycles.popleft()
         self._cycles.append(self.cycle)
+        scope: Any = self.scope
+        if scope["method"] != "HEAD":
+            scope[WHOLE] = partial(self._answer_whole, self.cycle)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -108,6 +121,42 @@ class Connection(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
         super().resume_writing()
+
+    def _answer_whole(
+        self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        """Writes an answer that is there as a whole at once; False where it must be sent in the ordinary way.
+
+        uvicorn checks, copies and writes the head and the body of an answer one after the other. These headers are our
+        own, so that nothing in them needs checking.
+        """
+        if (
+            not cycle.keep_alive
+            or cycle.disconnected
+            or cycle.response_started
+            or cycle.waiting_for_100_continue
+            or self.flow.write_paused
+            or len(body) > _WHOLE
+        ):
+            return False
+        parts = [_STATUS_LINES[status], self._default_head()]
+        for name, value in headers:
+            if name == b"connection":
+                return False
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"\r\n", body)
+        self.transport.write(b"".join(parts))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+    def _default_head(self) -> bytes:
+        """The headers of uvicorn itself, which it makes anew once a second."""
+        headers = self.server_state.default_headers
+        if self._default[0] is not headers:
+            self._default = (headers, b"".join([b"%b: %b\r\n" % each for each in headers]))
+        return self._default[1]
 
     def _watch_writing(self, waiting: int) -> None:
         self._stall_timer = self.loop.call_later(self._limits.stalled, self._on_stall, waiting)

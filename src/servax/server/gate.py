@@ -9,7 +9,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,12 @@ _EXPOSED = (
     b"access-control-expose-headers",
     b"inference-header-content-length, retry-after, server-timing, x-request-id",
 )
+
+WHOLE = "servax.whole"
+"""Where a request's scope has a `Whole`, if its server offers one."""
+
+Whole = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
+"""Sends an answer of this status, these headers and this body at once; False where ASGI's messages must send it."""
 
 
 class Gate:
@@ -87,7 +93,7 @@ class Gate:
         given = headers.get(b"x-request-id")
         if given is None or not _GIVEN_ID.fullmatch(given):
             given = f"{self._prefix}{next(self._numbers):08x}".encode()
-        sent = _Sent(send, given, self._cors(headers))
+        sent = _Sent(send, given, self._cors(headers), scope.get(WHOLE))
         path: str = scope["path"]
         identity: Identity | None = None
         try:
@@ -149,14 +155,19 @@ class Gate:
 
 
 class _Sent:
-    """What goes back to the client: the id is put in, in an error's body too; status and size are noted."""
+    """What goes back to the client: the id is put in, in an error's body too; status and size are noted.
 
-    __slots__ = ("_cors", "_held", "_id", "_send", "size", "status")
+    The start of an answer is held until its body is there: one that comes whole is written whole, where the server
+    offers that.
+    """
 
-    def __init__(self, send: Send, given: bytes, cors: tuple[tuple[bytes, bytes], ...]) -> None:
+    __slots__ = ("_cors", "_held", "_id", "_send", "_whole", "size", "status")
+
+    def __init__(self, send: Send, given: bytes, cors: tuple[tuple[bytes, bytes], ...], whole: Whole | None) -> None:
         self._send = send
         self._id = given
         self._cors = cors
+        self._whole = whole
         self._held: Any = None
         self.status = 0
         self.size = 0
@@ -165,30 +176,42 @@ class _Sent:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self._id), *self._cors]
+            self._held = message
+            return _NOTHING
+        body: bytes = message.get("body", b"")
+        start, self._held = self._held, None
+        if start is not None:
             if self.status >= 400:
-                self._held = message
-                return _done()
-        else:
-            if self._held is not None:
-                return self._send_error(message)
-            self.size += len(message.get("body", b""))
+                message["body"] = body = self._with_id(start, body)
+            self.size += len(body)
+            more = message.get("more_body", False)
+            if not more and self._whole is not None and self._whole(self.status, start["headers"], body):
+                return _NOTHING
+            return self._both(start, message)
+        self.size += len(body)
         return self._send(message)
 
-    async def _send_error(self, message: Any) -> None:
-        """The start of an error's answer and its body, which says the id where it is a JSON object."""
-        start, self._held = self._held, None
-        body: bytes = message.get("body", b"")
+    def _with_id(self, start: Any, body: bytes) -> bytes:
+        """An error's body, which says the id where it is a JSON object; `start` is corrected to its length."""
         headers = dict(start["headers"])
         whole = headers.get(b"content-length") == b"%d" % len(body)
         if whole and body.endswith(b"}") and len(body) > 2 and b"content-encoding" not in headers:
             body = b'%b,"request_id":"%b"}' % (body[:-1], self._id)
             headers[b"content-length"] = b"%d" % len(body)
             start["headers"] = list(headers.items())
-            message = {**message, "body": body}
-        self.size += len(body)
+        return body
+
+    async def _both(self, start: Any, message: Any) -> None:
         await self._send(start)
         await self._send(message)
 
 
-async def _done() -> None:
-    """Nothing is sent yet."""
+class _Nothing:
+    """What there is to wait for after something that is done already."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+_NOTHING = _Nothing()
