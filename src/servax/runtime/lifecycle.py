@@ -36,7 +36,8 @@ class Lifecycle:
         self._state = State.LOADING
         self._reason: str | None = None
         self._accepted: set[Accepted] = set()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     @property
     def state(self) -> State:
@@ -98,16 +99,16 @@ class Lifecycle:
         Raises:
           NotReady: the state is not READY.
         """
-        with self._changed:
+        with self._lock:  # the lock itself: two of a condition's method calls a request are one too many
             if self._state is not State.READY:
                 raise self.refusal()
             self._accepted.add(request)
 
     def release(self, request: Accepted) -> None:
         """Says that a request has its answer."""
-        with self._changed:
+        with self._lock:
             self._accepted.discard(request)
-            if not self._accepted:
+            if not self._accepted and self._state is not State.READY:
                 self._changed.notify_all()
 
     def drain(self, timeout: float | None) -> int:

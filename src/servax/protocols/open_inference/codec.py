@@ -205,14 +205,14 @@ def check_shape(name: str, shape: Sequence[int]) -> None:
             seen=f"{len(shape)} axes",
             expected=f"as many as the model's metadata says, at most {_MOST_AXES}",
         )
-    if any(size < 0 for size in shape):
+    if min(shape, default=0) < 0:
         raise InvalidInput(
             f"tensor {name!r} has a negative size",
             where=name,
             seen=short(f"shape {list(shape)}"),
             expected="sizes of at least 0",
         )
-    if any(size > _MOST_SIZE for size in shape):
+    if max(shape, default=0) > _MOST_SIZE:
         raise no_shape(name, shape, f"sizes of at most {_MOST_SIZE}")
 
 
