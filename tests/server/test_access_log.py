@@ -23,7 +23,7 @@ def written(*lines: Access, as_json: bool = False) -> list[str]:
 
 
 def changed(**changes) -> Access:
-    return Access(**{name: getattr(LINE, name) for name in Access.__slots__} | changes)
+    return Access(**{name: getattr(LINE, name) for name in Access._fields} | changes)
 
 
 def test_a_line_of_logfmt():

@@ -20,6 +20,18 @@ _lock = threading.Lock()
 _executors: dict[Device, tuple[Executor, int]] = {}
 """The executors of this process with the number of their holders: one a device, whoever asks."""
 
+_forks = 0
+"""Forks between this process and the one that imported this module."""
+
+
+def _on_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_on_fork)
+
 
 class Executor:
     """A thread that takes work from a queue and runs it, one item at a time.
@@ -37,7 +49,7 @@ class Executor:
         # A CPU runs programs on the cores that would join the next batch, and mostly on this very thread.
         self._overlaps = device.platform != "cpu"
         self._following: Work | None = None
-        self._process = os.getpid()
+        self._process, self._forks = os.getpid(), _forks
         self._thread = threading.Thread(target=self._main, name=f"servax-{device.platform}-{device.id}", daemon=True)
         self._thread.start()
 
@@ -58,7 +70,7 @@ class Executor:
 
     def require_here(self) -> None:
         """Raises NotReady in a process that was forked off the one where the thread runs."""
-        if os.getpid() != self._process:
+        if self._forks != _forks:
             raise NotReady(
                 "this process was forked from the one that loaded the model, and threads do not come along",
                 seen=f"process {os.getpid()}",

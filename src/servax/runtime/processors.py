@@ -104,7 +104,7 @@ class Processing:
         Raises:
           InvalidInput: a text tensor is not a list of texts, or stands beside the input it is turned into.
         """
-        if not any(name in tensors for name in self._by_name):
+        if not self.needed(tensors):
             return tensors
         out = dict(tensors)
         for name, tokenizing in self._by_name.items():
@@ -121,7 +121,7 @@ class Processing:
 
     def needed(self, tensors: Mapping[str, Any]) -> bool:
         """Whether this request has work for a processor."""
-        return any(name in tensors for name in self._by_name)
+        return bool(self._by_name) and any(name in tensors for name in self._by_name)
 
 
 def _start(declaration: Processor, produces: TensorSpec) -> Tokenizing:

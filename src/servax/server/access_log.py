@@ -7,8 +7,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 _FLUSH = 0.25
 """Seconds that a line waits for others at most."""
@@ -25,8 +24,7 @@ _PLAIN = re.compile(r"[\w./:%~@+,;!$&'()*-]+", re.ASCII)
 _QUERY_VALUE = re.compile(r"=[^&]*")
 
 
-@dataclass(slots=True)
-class Access:
+class Access(NamedTuple):
     """What one line tells.
 
     Attributes:

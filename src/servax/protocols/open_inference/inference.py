@@ -21,7 +21,7 @@ from servax.protocols.http import JSON, Answer, Incoming
 from servax.protocols.npy import CONTENT_TYPE as NPY
 from servax.protocols.npy import read_npy, write_npy
 from servax.protocols.open_inference import binary, codec, messages
-from servax.protocols.open_inference.codec import datatype_of_array, decode, encode, from_values
+from servax.protocols.open_inference.codec import datatype_of_array, decode, encode
 from servax.protocols.open_inference.outputs import Output, chosen
 from servax.protocols.open_inference.parameters import Choices, choices_of
 from servax.protocols.open_inference.raw import decode_raw, encode_raw
@@ -32,15 +32,13 @@ MSGPACK = b"application/msgpack"
 
 _PACKED = (MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack")
 _FORMS = {NPY: NPY, **dict.fromkeys(_PACKED, MSGPACK), JSON: JSON, binary.CONTENT_TYPE: binary.CONTENT_TYPE}
-_LARGE = 1 << 20
-"""Bytes from which a body is not read in one pass: lists of numbers take up to sixteen times the room of their text."""
-_TYPED = {
-    "f": (msgspec.json.Decoder(messages.FloatBody), frozenset(("FP32", "FP64"))),
-    "i": (
-        msgspec.json.Decoder(messages.IntegerBody),
-        frozenset(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)),
-    ),
-}
+_SIGNATURES = 1024
+"""Signatures and forms of answers whose outputs are remembered."""
+
+_TIMINGS: dict[tuple[str, ...], bytes] = {}
+"""By the names of steps, the text that their times are put into."""
+
+_ALL_BINARY = {"binary_data_output": True}
 _BINARY_KINDS = (b"\xc4", b"\xc5", b"\xc6")
 """First bytes of MessagePack's `bin`."""
 
@@ -58,8 +56,8 @@ class Inference:
     def __init__(self, plane: DataPlane, *, timings: bool) -> None:
         self._plane = plane
         self._timings = timings
-        self._typed: dict[str, str] = {}
-        """By model, the kind of numbers that its requests have held: they are read along with the message."""
+        self._outputs: dict[tuple[int, bytes, bool], tuple[Signature, Sequence[Output]]] = {}
+        """All outputs, by identity of a signature, form of the answer, and whether all are asked for in binary."""
 
     async def __call__(self, model: str, version: str | None, query: bytes, incoming: Incoming) -> Answer:
         """The answer to a request for a model.
@@ -80,7 +78,7 @@ class Inference:
             form = JSON  # with binary tensors or without: the length of the JSON tells
         length = headers.get(binary.HEADER)
         rest: memoryview | None = None
-        message: Any
+        message: messages.InferBody | None
         if length is not None and form is not NPY:
             size = binary.header_length(length, incoming.body)
             rest = memoryview(incoming.body)[size:]
@@ -90,7 +88,7 @@ class Inference:
         elif form is MSGPACK:
             message = messages.read_packed(incoming.body)
         else:
-            message = self._read(model, incoming.body)
+            message = messages.read_body(incoming.body)
         if message is None:
             message = messages.InferBody([], parameters=None if form is NPY else {"binary_data_output": True})
             choices, message.outputs = _queried(query, incoming)
@@ -98,7 +96,7 @@ class Inference:
             choices = choices_of(message.parameters, incoming.deadline, incoming.priority)
         function, signature = self._plane.signature(model, version, self._known(model, version, choices.function))
         wanted = _wanted(headers.get(b"accept"), form)
-        outputs = chosen(message, signature, wanted)
+        outputs = self._chosen(message, signature, wanted)
         tensors: Mapping[str, Any]
         if form is NPY:
             tensors = self._one_array(signature, incoming)
@@ -110,56 +108,34 @@ class Inference:
         elif form is MSGPACK:
             tensors = _packed_tensors(message, _names(signature))
         else:
-            tensors = self._tensors(model, message, _names(signature))
+            tensors = _json_tensors(message, _names(signature))
         request = InferRequest(function, tensors, message.id, choices.deadline, choices.priority, owned=True)
         result = await self._plane.infer(model, version, request)
         answered_by = result.version or version or self._plane.get(model).version
         answer = _answer((model, answered_by, function), message.id, outputs, wanted, result)
         if self._timings:
-            steps = ", ".join([f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items()])
-            answer.headers = (*answer.headers, (b"server-timing", steps.encode()))
+            answer.headers = (*answer.headers, (b"server-timing", _timing(result.times)))
         return answer
+
+    def _chosen(self, message: Any, signature: Signature, wanted: bytes) -> Sequence[Output]:
+        """As `chosen`, looked up where a request says nothing of outputs, as most do."""
+        parameters = message.parameters
+        binary_data = bool(parameters) and parameters.get("binary_data_output") is True and len(parameters) == 1
+        if message.outputs is not None or (parameters and not binary_data):
+            return chosen(message, signature, wanted)
+        key = id(signature), wanted, binary_data
+        known = self._outputs.get(key)
+        if known is None or known[0] is not signature:
+            if len(self._outputs) >= _SIGNATURES:
+                self._outputs.clear()
+            known = self._outputs[key] = signature, chosen(message, signature, wanted)
+        return known[1]
 
     def _known(self, model: str, version: str | None, function: str | None) -> str | None:
         """A function's name as errors may repeat it."""
         if function is None or function in self._plane.metadata(model, version).functions:
             return function
         return short(function)
-
-    def _read(self, model: str, body: bytes | bytearray) -> Any:
-        """The message; its numbers are read in the same pass where they are what the model had before."""
-        kind = self._typed.get(model)
-        if kind is not None and len(body) <= _LARGE:
-            decoder, datatypes = _TYPED[kind]
-            try:
-                message = decoder.decode(body)
-                if all(tensor.datatype in datatypes for tensor in message.inputs):
-                    return message
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                pass  # read again below, where the error is made
-            del self._typed[model]
-        return messages.read_body(body)
-
-    def _tensors(self, model: str, message: Any, known: Sequence[str]) -> Tensors:
-        tensors: Tensors = {}
-        if type(message) is not messages.InferBody:
-            for tensor in message.inputs:
-                name = _name(tensor, known, tensors)
-                binary.require_no_binary(name, tensor.parameters)
-                tensors[name] = from_values(name, tensor.datatype, tensor.shape, tensor.data)
-            return tensors
-        flat = True
-        for tensor in message.inputs:
-            name = _name(tensor, known, tensors)
-            binary.require_no_binary(name, tensor.parameters)
-            tensors[name] = decode(name, tensor.datatype, tensor.shape, _data(name, tensor))
-            flat = flat and bytes(memoryview(tensor.data)[:2]).find(b"[", 1) < 0
-        kinds = {array.dtype.kind for array in tensors.values()}
-        if flat and len(kinds) == 1 and model in self._plane and len(message.inputs) == len(tensors):
-            kind = "i" if kinds <= {"i", "u"} else next(iter(kinds))
-            if kind in _TYPED:
-                self._typed[model] = kind
-        return tensors
 
     def _one_array(self, signature: Signature, incoming: Incoming) -> Tensors:
         required = [spec for spec in signature.inputs if spec.required and spec.name not in signature.lengths]
@@ -172,6 +148,15 @@ class Inference:
                 remedy="send JSON, with the tensors in binary behind it where they are large",
             )
         return {required[0].name: read_npy(required[0], incoming.body)}
+
+
+def _timing(times: Mapping[str, float]) -> bytes:
+    """Seconds by step as the header Server-Timing has them, in milliseconds."""
+    steps = tuple(times)
+    form = _TIMINGS.get(steps)
+    if form is None:
+        form = _TIMINGS[steps] = ", ".join(f"{step};dur=%.3f" for step in steps).encode()
+    return form % tuple([seconds * 1e3 for seconds in times.values()])
 
 
 def _wanted(accept: bytes | None, form: bytes) -> bytes:
@@ -236,6 +221,15 @@ def _binary_tensors(message: messages.InferBody, known: Sequence[str], rest: mem
             tensors[name] = decode(name, tensor.datatype, tensor.shape, _data(name, tensor))
         else:
             tensors[name] = decode_raw(name, tensor.datatype, tensor.shape, piece)
+    return tensors
+
+
+def _json_tensors(message: messages.InferBody, known: Sequence[str]) -> Tensors:
+    tensors: Tensors = {}
+    for tensor in message.inputs:
+        name = _name(tensor, known, tensors)
+        binary.require_no_binary(name, tensor.parameters)
+        tensors[name] = decode(name, tensor.datatype, tensor.shape, _data(name, tensor))
     return tensors
 
 

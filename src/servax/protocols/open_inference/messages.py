@@ -56,44 +56,6 @@ class InferBody(msgspec.Struct):
     outputs: list[OutputChoice] | None = None
 
 
-class FloatTensor(msgspec.Struct):
-    """`request_input` with flat numbers, read along with the message."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[float]
-    parameters: Parameters | None = None
-
-
-class FloatBody(msgspec.Struct):
-    """`inference_request` of tensors with flat numbers."""
-
-    inputs: list[FloatTensor]
-    id: str | None = None
-    parameters: Parameters | None = None
-    outputs: list[OutputChoice] | None = None
-
-
-class IntegerTensor(msgspec.Struct):
-    """`request_input` with flat integers, read along with the message."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[int]
-    parameters: Parameters | None = None
-
-
-class IntegerBody(msgspec.Struct):
-    """`inference_request` of tensors with flat integers."""
-
-    inputs: list[IntegerTensor]
-    id: str | None = None
-    parameters: Parameters | None = None
-    outputs: list[OutputChoice] | None = None
-
-
 def write_message(message: Message) -> bytes:
     """A message as JSON.
 

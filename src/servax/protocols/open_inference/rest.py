@@ -29,6 +29,8 @@ DEFAULT_MAX_BODY = Limits().max_body
 
 _MODEL = r"/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _INFER = re.compile(rf"{_MODEL}/infer")
+_PATHS = 1024
+"""Paths of inference that are remembered."""
 _ABSENT = (
     (re.compile(r"/(?:system|cuda)sharedmemory.*"), "shared memory extension; binary tensors in the body are fast"),
     (re.compile(r"(?:/models/.+)?/trace/setting"), "trace extension; GET /metrics tells where time goes"),
@@ -69,13 +71,19 @@ class OpenInference:
             r"/repository/models/(?P<model>[^/]+)/load": ("POST", self._load),
             r"/repository/models/(?P<model>[^/]+)/unload": ("POST", self._unload),
         }
+        self._inferring: dict[str, tuple[str, str | None]] = {}
+        """Paths of inference that were asked for, with the model and the version that they name."""
         self._routes = [(re.compile(path), method, handler) for path, (method, handler) in routes.items()]
 
     async def handle(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose path, below `/v2`, is `path`."""
-        match = _INFER.fullmatch(path)
-        if match is not None and scope["method"] == "POST":
-            work = partial(self._infer, match["model"], match["version"], scope["query_string"])
+        named = self._inferring.get(path)
+        if named is None and (match := _INFER.fullmatch(path)) is not None:
+            if len(self._inferring) >= _PATHS:
+                self._inferring.clear()
+            named = self._inferring[path] = match["model"], match["version"]
+        if named is not None and scope["method"] == "POST":
+            work = partial(self._infer, *named, scope["query_string"])
             await self._endpoint(scope, receive, send, work)
             return
         work = partial(self._answer, path, scope)
