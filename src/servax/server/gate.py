@@ -47,7 +47,7 @@ _EXPOSED = (
 )
 
 WHOLE = "servax.whole"
-"""Where a request's scope has a `Whole`, if its server offers one."""
+"""Where a request's scope has a `Whole`, if its server offers one; taken out, since it leads back to the scope."""
 
 Whole = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
 """Sends an answer of this status, these headers and this body at once; False where ASGI's messages must send it."""
@@ -93,7 +93,7 @@ class Gate:
         given = headers.get(b"x-request-id")
         if given is None or not _GIVEN_ID.fullmatch(given):
             given = f"{self._prefix}{next(self._numbers):08x}".encode()
-        sent = _Sent(send, given, self._cors(headers), scope.get(WHOLE))
+        sent = _Sent(send, given, self._cors(headers), scope.pop(WHOLE, None))
         path: str = scope["path"]
         identity: Identity | None = None
         try:
