@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +121,7 @@ class LanguageServable(LocalServable):
         priority: int = 0,
         deadline: float | None = None,
         constraint: Constraint | None = None,
-    ) -> AsyncIterator[Part]:
+    ) -> AsyncGenerator[Part]:
         """The answer to a prompt, part by part; closing the iterator, or cancelling who reads it, ends it.
 
         Raises:

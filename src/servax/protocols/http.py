@@ -6,10 +6,11 @@ The way of a request costs no task and no timer of its own; see `calls`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,21 @@ class Answer:
     headers: Sequence[Header] = ()
 
 
-Work = Callable[[Incoming], Awaitable[Answer]]
+@dataclass(slots=True)
+class Streamed:
+    """What a client is sent part by part, each as soon as it is there.
+
+    Attributes:
+      parts: tells its own errors in its own form: once the first part is there, the status is sent. It is closed when
+        the client goes away.
+    """
+
+    parts: AsyncGenerator[bytes]
+    content_type: bytes = b"text/event-stream; charset=utf-8"
+    headers: Sequence[Header] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+Work = Callable[[Incoming], Awaitable[Answer | Streamed]]
 """Answers a request whose body is there. Errors of ours become answers of their own."""
 
 
@@ -116,7 +131,11 @@ class Endpoint:
                 raise Refusal.stopping()
             body = await self._reader.read(headers, receive)
             call.arrived()
-            answer = await work(Incoming(headers, body))
+            made = await work(Incoming(headers, body))
+            if isinstance(made, Streamed):
+                await _stream(send, made)
+                return
+            answer = made
         except Gone:
             return
         except asyncio.CancelledError:
@@ -175,6 +194,18 @@ async def respond(send: Send, answer: Answer) -> None:
     """Sends an answer whole."""
     await send(_start(answer))
     await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _stream(send: Send, answer: Streamed) -> None:
+    """Sends an answer part by part."""
+    async with contextlib.aclosing(answer.parts) as parts:
+        part = await anext(parts, b"")  # before anything is sent: a stream that has begun is closed in order
+        headers = [(b"content-type", answer.content_type), *answer.headers]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        async for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def status_of(error: ServaxError) -> int:

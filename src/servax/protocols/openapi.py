@@ -42,6 +42,7 @@ def operation(
     body: Schema | None = None,
     required: bool = True,
     timed: bool = False,
+    error: Schema = ERROR,
 ) -> Schema:
     """One method of a path.
 
@@ -52,11 +53,12 @@ def operation(
       body: schemas by content type; None: it reads none.
       required: whether there must be a body.
       timed: whether deadline and priority count.
+      error: schema of the JSON that tells one.
     """
     content = answer if any("/" in key for key in answer) else {"application/json": answer}
     responses: Schema = {"200": {"description": STATUSES["200"], "content": _content(content)}}
     for status in sorted({*GUARDED, *statuses} - {"200"}):
-        told = ANYTHING if status == "503" else ERROR
+        told = ANYTHING if status == "503" else error
         responses[status] = {"description": STATUSES[status], "content": _content({"application/json": told})}
     described: Schema = {"summary": summary, "responses": responses}
     if timed:

@@ -310,6 +310,18 @@ class LocalServable:
             if pending is not None:
                 self._lifecycle.release(pending)
 
+    async def process_async(self, function: str, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The tensors as the function takes them: texts are replaced by token ids, a row each; nothing runs.
+
+        Raises:
+          NotFound: there is no such function.
+          InvalidInput: a text tensor is not a list of texts.
+        """
+        processing = self._processing.get(function)
+        if processing is None:
+            raise NotFound(f"{self._name} has no function {function!r}", expected=" or ".join(sorted(self._functions)))
+        return await asyncio.to_thread(processing, tensors)
+
     def swap(self, checkpoint: str | os.PathLike[str], *, allow_nonfinite: bool = False, **options: Any) -> SwapReport:
         """Takes the parameters of another checkpoint of the same structure, with no compilation.
 

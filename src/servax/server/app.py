@@ -1,8 +1,8 @@
 """The application that answers HTTP, for one servable or several; it can be mounted in a service of the user's own.
 
-Alone it serves `/v2/...`, TensorFlow Serving's `/v1/...`, `/metrics`, `/openapi.json` and `/`. Mounted at a path that
-ends in `/v2` or `/v1`, what stands below it is found right there: `app.mount("/v2", servable.app)` gives
-`/v2/models/NAME/infer`.
+Alone it serves `/v2/...`, TensorFlow Serving's and the OpenAI API's `/v1/...`, `/metrics`, `/openapi.json` and `/`.
+Mounted at a path that ends in `/v2` or `/v1`, what stands below it is found right there: `app.mount("/v2",
+servable.app)` gives `/v2/models/NAME/infer`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from servax.protocols.open_inference.rest import (
     Scope,
     Send,
 )
+from servax.protocols.openai import errors as openai_errors
+from servax.protocols.openai.rest import OpenAI
 from servax.protocols.tfserving.rest import TFServing
 from servax.runtime.servable import Servable
 from servax.server.metrics import Metrics
@@ -57,7 +59,8 @@ class App:
         self.plane = plane
         self._metrics = metrics
         self._v2 = OpenInference(plane, version=servax.__version__, limits=limits, timings=timings)
-        self._v1 = TFServing(plane, limits=limits, timings=timings)
+        self._openai = OpenAI(plane, limits=limits)
+        self._v1 = TFServing(plane, limits=limits, timings=timings, beside=self._openai.described)
         routes = [Route("/", self._index), Route("/openapi.json", self._openapi)]
         if metrics is not None:
             routes.append(Route("/metrics", self._scrape))
@@ -70,15 +73,23 @@ class App:
                 await self._v2.handle(path[3:], scope, receive, send)
                 return
             if path.startswith("/v1/"):
-                await self._v1.handle(path[3:], scope, receive, send)
+                await self._below_v1(path[3:], scope, receive, send)
                 return
             if root.endswith("/v2"):
                 await self._v2.handle(path, scope, receive, send)
                 return
             if root.endswith("/v1"):
-                await self._v1.handle(path, scope, receive, send)
+                await self._below_v1(path, scope, receive, send)
+                return
+            if path in OPENAI_PAGES:
+                await self._openai.handle(path, scope, receive, send)
                 return
         await self._pages(scope, receive, send)
+
+    async def _below_v1(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Two APIs share `/v1`: what neither claims is answered by TensorFlow Serving's."""
+        api = self._openai if self._openai.owns(path) else self._v1
+        await api.handle(path, scope, receive, send)
 
     async def _index(self, request: Request) -> Response:
         models = [
@@ -119,10 +130,17 @@ class App:
         return _json(describe(self.plane, servax.__version__, metrics=self._metrics is not None))
 
 
-def error_body(error: ServaxError) -> bytes:
-    """An error as the protocols tell it, for what answers in their place."""
+def error_body(error: ServaxError, path: str) -> bytes:
+    """An error as the protocol of a path tells it, for what answers in its place."""
+    if path in OPENAI_PAGES or path.startswith(_OPENAI):
+        return openai_errors.write_error(error)
     return msgspec.json.encode(messages.write_error(error))
 
+
+OPENAI_PAGES = frozenset({"/tokenize", "/detokenize", "/health"})
+"""Paths of the OpenAI API's handlers that do not stand below `/v1`."""
+
+_OPENAI = ("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/models")
 
 _LINKS = {"ready": "/v2/health/ready", "metrics": "/metrics", "openapi": "/openapi.json"}
 

@@ -188,7 +188,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: str, error: ServaxError) -> None:
         """Answers before there is a request, and closes."""
-        body = error_body(error)
+        body = error_body(error, "")
         retry = "retry-after: 1\r\n" if status.startswith("503") else ""
         self.transport.write(
             f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{retry}"

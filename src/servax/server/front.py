@@ -214,7 +214,7 @@ def _scrapes(metrics: Metrics) -> Callable[[Scope, Receive, Send], Awaitable[Non
             await respond(send, Answer(metrics.text(), content_type=metrics.content_type.encode()))
         else:
             missing = NotFound("there is no such page", seen=scope["path"][:100], expected="/metrics")
-            await respond(send, Answer(error_body(missing), 404))
+            await respond(send, Answer(error_body(missing, scope["path"]), 404))
 
     return app
 

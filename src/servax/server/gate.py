@@ -26,7 +26,7 @@ from servax.server.auth import Access, Identity
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 """A request id of the client's that is taken over; another is made in place of any other."""
 
-_QUIET = ("/health/live", "/health/ready", "/metrics", "/ready")
+_QUIET = ("/health", "/health/live", "/health/ready", "/metrics", "/ready")
 """Ends of the paths of probes and scrapes, which have no line unless they are refused."""
 
 _GONE = 499
@@ -133,8 +133,10 @@ class Gate:
             for name, good in (("live", self._plane.live), ("ready", self._plane.ready)):
                 if path == f"/v2/health/{name}":
                     return Answer(msgspec.json.encode({name: good}), 200 if good else 503)
+            if path == "/health":
+                return Answer(b"", 200 if self._plane.ready else 503, b"text/plain")
         challenge = [(b"www-authenticate", b'Bearer realm="servax"')] if error.status == 401 else []
-        return Answer(error_body(error), error.status, headers=challenge)
+        return Answer(error_body(error, path), error.status, headers=challenge)
 
     def _cors(self, headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
         if not self._origins:

@@ -6,6 +6,7 @@ from typing import Any
 
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.open_inference import openapi as open_inference
+from servax.protocols.openai import openapi as openai
 from servax.protocols.openapi import operation
 from servax.protocols.tfserving import openapi as tfserving
 
@@ -28,6 +29,6 @@ def describe(plane: DataPlane, version: str, *, metrics: bool) -> dict[str, Any]
     return {
         "openapi": "3.1.0",
         "info": {"title": "servax", "version": version},
-        "paths": {**pages, **open_inference.describe(plane), **tfserving.describe(plane)},
+        "paths": {**pages, **open_inference.describe(plane), **tfserving.describe(plane), **openai.describe(plane)},
         "components": {"schemas": open_inference.schemas()},
     }

@@ -7,7 +7,7 @@ Its own addition is `Server-Timing` and what every HTTP endpoint of servax reads
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -38,11 +38,20 @@ class TFServing:
       plane: where the models are.
       limits: of what a request may send.
       timings: whether an answer says what each step took (`Server-Timing`).
+      beside: what another API, whose path is the same, adds to the status of a model of this name.
     """
 
-    def __init__(self, plane: DataPlane, *, limits: Limits, timings: bool) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        *,
+        limits: Limits,
+        timings: bool,
+        beside: Callable[[str], Mapping[str, Any]] = lambda name: {},
+    ) -> None:
         self._plane = plane
         self._timings = timings
+        self._beside = beside
         self._endpoint = Endpoint(plane, limits, messages.write_error)
 
     async def handle(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +83,7 @@ class TFServing:
             if verb == "/metadata":
                 return _json(messages.model_metadata(servable_of(self._plane, target)))
             if verb == "":
-                return _json(messages.model_status(statuses_of(self._plane, target)))
+                return _json({**messages.model_status(statuses_of(self._plane, target)), **self._added(target)})
             raise self._no_examples(target, verb.removeprefix(":"))
 
         return work
@@ -98,6 +107,9 @@ class TFServing:
             steps = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items())
             answer.headers = [(b"server-timing", steps.encode())]
         return answer
+
+    def _added(self, target: Target) -> Mapping[str, Any]:
+        return self._beside(target.model) if target.version is None and target.label is None else {}
 
     def _no_examples(self, target: Target, verb: str) -> InvalidInput:
         servable = servable_of(self._plane, target)

@@ -1,0 +1,1 @@
+"""The OpenAI API: completions, chat, embeddings, models; with what vLLM adds to it."""
