@@ -117,21 +117,35 @@ PATHS = [
 ]
 
 
+OPENAI = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+]
+"""Paths of the OpenAI API, which tells errors in its own form."""
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE"])
 def test_no_route_is_reached_without_a_key(method):
     behind = Behind()
-    answers = ask(gate(behind, access=closed()), *((method, path) for path in PATHS))
+    answers = ask(gate(behind, access=closed()), *((method, path) for path in [*PATHS, *OPENAI]))
     assert {each.status_code for each in answers} == {401}
     assert {each.headers["www-authenticate"] for each in answers} == {'Bearer realm="servax"'}
     assert behind.seen == []
     if method != "HEAD":
-        assert {each.json()["details"]["type"] for each in answers} == {"Unauthorized"}
+        told = [each.json() for each in answers]
+        assert {each["details"]["type"] for each in told[: len(PATHS)]} == {"Unauthorized"}
+        assert {each["error"]["code"] for each in told[len(PATHS) :]} == {"invalid_api_key"}
 
 
 def test_every_route_of_the_application_is_among_those_tried():
     with toys.toy() as servable:
         (document,) = ask(gate(create_app(servable)), ("GET", "/openapi.json"))
-    tried = {re.sub(r"toy", "{model}", path) for path in PATHS}
+    tried = {re.sub(r"toy", "{model}", path) for path in [*PATHS, *OPENAI]}
     described = {re.sub(r"toy|\{\w+\}", "{model}", path) for path in document.json()["paths"]}
     unversioned = {path for path in described if "/versions/" not in path and "/labels/" not in path}
     assert unversioned <= tried | {"/v2/repository/models/{model}/unload", "/v2/models/stats"}

@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer as Library
-
 from servax.core.errors import StartupError
 
 
@@ -22,6 +20,8 @@ class Tokenizer:
     """
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
+        from tokenizers import Tokenizer as Library
+
         text = source if isinstance(source, str) and source.lstrip().startswith("{") else None
         try:
             self._library = Library.from_str(Path(source).read_text(encoding="utf-8") if text is None else text)

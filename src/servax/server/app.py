@@ -132,7 +132,7 @@ class App:
 
 def error_body(error: ServaxError, path: str) -> bytes:
     """An error as the protocol of a path tells it, for what answers in its place."""
-    if path in OPENAI_PAGES or path.startswith(_OPENAI):
+    if path in OPENAI_PAGES or path in _OPENAI:
         return openai_errors.write_error(error)
     return msgspec.json.encode(messages.write_error(error))
 
@@ -140,7 +140,7 @@ def error_body(error: ServaxError, path: str) -> bytes:
 OPENAI_PAGES = frozenset({"/tokenize", "/detokenize", "/health"})
 """Paths of the OpenAI API's handlers that do not stand below `/v1`."""
 
-_OPENAI = ("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/models")
+_OPENAI = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"})
 
 _LINKS = {"ready": "/v2/health/ready", "metrics": "/metrics", "openapi": "/openapi.json"}
 
