@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -528,3 +529,33 @@ def test_the_application_comes_from_the_factory(servable):
         _ = servable.app
     with toys.toy(app_factory=lambda made: ("app", made.name)) as other:
         assert other.app == ("app", "toy")
+
+
+@pytest.mark.parametrize("rows", [1, 9], ids=["whole", "in parts"])
+@pytest.mark.parametrize("late", [False, True], ids=["answered", "refused"])
+def test_a_request_that_has_its_answer_is_freed_without_the_collector(rows, late):
+    """Large bodies of a server that refuses many would stay until a collection otherwise."""
+
+    async def awaited(request: InferRequest) -> None:
+        with contextlib.suppress(DeadlineExceeded):
+            await servable.infer_async(request)
+
+    def waited(request: InferRequest) -> None:
+        with contextlib.suppress(DeadlineExceeded):
+            servable.infer(request)
+
+    def tensors_of(ask) -> weakref.ref:
+        x = np.ones((rows, 3), np.float32)
+        deadline = time.monotonic() - 1 if late else None
+        ask(InferRequest("predict", {"x": x}, owned=True, deadline=deadline))
+        return weakref.ref(x)
+
+    with toys.toy().warm() as servable:
+        gc.collect()
+        gc.disable()
+        try:
+            left = [tensors_of(waited), tensors_of(lambda request: asyncio.run(awaited(request)))]
+            servable._executor.call(lambda: None)  # the device's thread has let go of the batch before
+            assert [each() for each in left] == [None, None]
+        finally:
+            gc.enable()

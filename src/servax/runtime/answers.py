@@ -72,9 +72,13 @@ class ThreadAnswer:
         if not self._gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             return None
         self._gate.release()
-        if isinstance(self._outcome, ServaxError):
-            raise self._outcome
-        return self._outcome
+        outcome = self._outcome
+        if isinstance(outcome, ServaxError):
+            try:
+                raise outcome
+            finally:
+                del self, outcome  # the error's traceback holds this frame
+        return outcome
 
 
 class CallbackAnswer:

@@ -281,10 +281,12 @@ class LocalServable:
             return result
         except BaseException as error:
             self._tell_failure(request, error, came, pending)
+            answer = None  # it holds the error, whose traceback holds this frame
             raise
         finally:
             if pending is not None:
                 self._lifecycle.release(pending)
+                pending = None
 
     async def infer_async(self, request: InferRequest) -> InferResult:
         came, pending, timer = time.perf_counter(), None, None
@@ -303,12 +305,14 @@ class LocalServable:
             return await answer.future
         except BaseException as error:
             self._tell_failure(request, error, came, pending)
+            answer = None  # it holds the error, whose traceback holds this frame
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             if pending is not None:
                 self._lifecycle.release(pending)
+                pending = None
 
     async def process_async(self, function: str, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """The tensors as the function takes them: texts are replaced by token ids, a row each; nothing runs.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MOST_PARTS = 1 << 14
 """Parts that a request may run in: to make one takes tens of microseconds of the thread that takes all requests."""
 
+_NOBODY = CallbackAnswer(lambda outcome: None)
+
 
 class SplitRequest:
     """The parts of one request, with who waits for the whole.
@@ -47,6 +49,8 @@ class SplitRequest:
                 if len(self._results) < len(self.parts):
                     return
             self._answered = True
+        for each in self.parts:
+            each.answer = _NOBODY  # parts and whole would hold one another, and their tensors, until a collection
         if isinstance(outcome, ServaxError):
             self.cancel()
         else:
