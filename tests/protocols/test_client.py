@@ -13,10 +13,13 @@ import serving_toys as toys
 from servax.core.errors import (
     DeadlineExceeded,
     ExecutionError,
+    Forbidden,
     InvalidInput,
     NotFound,
     NotReady,
+    Overloaded,
     TooLarge,
+    Unauthorized,
     UsageError,
 )
 from servax.protocols import client as clients
@@ -241,6 +244,24 @@ def test_servers_of_others_are_understood(monkeypatch):
     with connect("http://host/v2/models/theirs") as remote:
         assert remote.signatures["predict"].input("IN").text() == "float32[batch, 2]"
         assert remote.predict(IN=[[1, 2], [3, 4]])["OUT"].tolist() == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "kind", "seconds"),
+    [
+        (429, "7", Overloaded, 7.0),
+        (503, "2", NotReady, 2.0),
+        (503, "Wed, 21 Oct 2026 07:28:00 GMT", NotReady, 1.0),
+        (401, None, Unauthorized, None),
+        (403, None, Forbidden, None),
+    ],
+)
+def test_refusals_of_others_are_their_own_class_and_say_when_to_come_again(answering, status, after, kind, seconds):
+    headers = {} if after is None else {"retry-after": after}
+    answering(lambda request: httpx2.Response(status, json={"error": "no"}, headers=headers))
+    with pytest.raises(kind) as caught:
+        connect("http://host/v2/models/theirs").predict(x=[1])
+    assert getattr(caught.value, "retry_after", None) == seconds
 
 
 @pytest.fixture

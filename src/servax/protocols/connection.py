@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from servax.core.errors import DeadlineExceeded, NotReady, ServaxError, UsageError
+from servax.core.errors import DeadlineExceeded, NotReady, ServaxError, ServiceError, UsageError
 from servax.protocols.open_inference import answers, messages
 
 if TYPE_CHECKING:
@@ -187,4 +187,8 @@ class Connection:
         except (msgspec.DecodeError, RecursionError):
             text = f": {response.text}" if response.text else ""
             message = f"{response.url} answered with HTTP status {response.status_code}{text}"
-        raise messages.read_error(response.status_code, message)
+        error = messages.read_error(response.status_code, message)
+        after = response.headers.get("retry-after", "")
+        if isinstance(error, ServiceError) and after.isdecimal():  # some say a date
+            error.retry_after = float(after)
+        raise error

@@ -239,8 +239,8 @@ def read_error(status: int, message: Any) -> ServaxError:
         parts = {part: text for part in _PARTS if isinstance(text := details.get(part), str)}
         return kind(str(details.get("what", "")), **parts)
     text = short(str(fields.get("error", message)), 300)
-    kinds = (errors.NotFound, errors.TooLarge, errors.DeadlineExceeded, errors.NotReady)
-    for each in kinds:
+    kinds = (errors.Unauthorized, errors.Forbidden, errors.NotFound, errors.TooLarge)
+    for each in (*kinds, errors.Overloaded, errors.NotReady, errors.DeadlineExceeded):
         if each.status == status:
             return each(text)
     return InvalidInput(text) if 400 <= status < 500 else ExecutionError(text, seen=f"HTTP status {status}")
