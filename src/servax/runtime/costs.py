@@ -26,6 +26,9 @@ a small model on one core, see `docs/guide/batching.md`."""
 PROVEN = 8
 """Real runs after which what is known of a program is believed, however odd it is beside its neighbours."""
 
+DOUBTED = 1.5
+"""A program is taken to cost what others show only where it was measured at so many times that: less may be true."""
+
 UNKNOWN = 1e-3
 """Seconds of a program that was not measured."""
 
@@ -58,17 +61,19 @@ class Costs:
         """Seconds of one batch of each bucket, by rows, as plans are made with them.
 
         A start on a busy machine measures nonsense, and a bucket that seems dear would never run again. So until it
-        has run `PROVEN` times for real, none costs more than a larger one, or than the smaller ones it could run as.
+        has run `PROVEN` times for real, none costs `DOUBTED` times as much as a larger one, or as the smaller ones it
+        could run as: then it is taken to cost the same.
         """
         seconds = [self.of(function, bucket) for bucket in buckets.values()]
         rows = list(buckets)
         unproven = [self._runs.get((function, bucket), 0) < PROVEN for bucket in buckets.values()]
         for at in reversed(range(len(rows) - 1)):
-            if unproven[at]:
-                seconds[at] = min(seconds[at], seconds[at + 1])
+            if unproven[at] and seconds[at] > DOUBTED * seconds[at + 1]:
+                seconds[at] = seconds[at + 1]
         for at in range(1, len(rows)):
-            if unproven[at]:
-                seconds[at] = min(seconds[at], *(-(-rows[at] // rows[less]) * seconds[less] for less in range(at)))
+            apart = min(-(-rows[at] // rows[less]) * seconds[less] for less in range(at))
+            if unproven[at] and seconds[at] > DOUBTED * apart:
+                seconds[at] = apart
         return seconds
 
     def observe(self, key: Key, seconds: float) -> None:
