@@ -1,13 +1,15 @@
 """How many rows a second the encoder computes in a bare loop, without any server: what a policy of batching can reach.
 
 64 requests wait all the time, as under 64 callers: of those, a policy picks what runs in the next call, and as many new
-ones come in their place. Executables are compiled ahead, for the buckets that servax has.
+ones come in their place. Executables are compiled ahead, for the buckets that servax has. Beside the policies, what 64
+tasks of this process get from servax itself: its batching, without a server around it.
 
-    python -m measure.policy FOLDER SECONDS
+    python -m measure.policy FOLDER SECONDS CORE
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import numpy as np
 from measure import models, processes
 
 WAITING = 64
+OURS = "servax, in process"
 Rows = list[np.ndarray]
 Bucket = tuple[int, int]
 
@@ -28,7 +31,7 @@ Bucket = tuple[int, int]
 def measure(folder: Path, core: int, seconds: float, nice: int) -> dict[str, float]:
     """Rows/s by policy, measured in a process of its own on one core."""
     done = subprocess.run(
-        processes.pinned(core, [sys.executable, "-m", "measure.policy", str(folder), str(seconds)], nice),
+        processes.pinned(core, [sys.executable, "-m", "measure.policy", str(folder), str(seconds), str(core)], nice),
         start_new_session=True,
         env=processes.environment(),
         stdout=subprocess.PIPE,
@@ -89,7 +92,7 @@ def main() -> None:
 
     from network import encoder
 
-    folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    folder, seconds, core = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     jax.config.update("jax_compilation_cache_dir", str(folder / "jax_cache" / "policy"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     with np.load(models.parameters_file("encoder", folder)) as arrays:
@@ -105,7 +108,9 @@ def main() -> None:
     table = Table(programs, costs)
     rows = [row[0] for row in models.requests("encoder", 256)]
     policies = {"one by one": one_by_one, "by length": by_length, "by measured cost": by_cost}
-    print(json.dumps({name: _rate(table, rows, policy, seconds) for name, policy in policies.items()}))
+    rates = {name: _rate(table, rows, policy, seconds) for name, policy in policies.items()}
+    rates[OURS] = asyncio.run(_ours(models.bundle("encoder", folder, ["aot"], core), rows, seconds))
+    print(json.dumps(rates))
 
 
 def _cost(program: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: int, length: int) -> float:
@@ -138,6 +143,33 @@ def _rate(table: Table, rows: Rows, policy: Callable[[Rows, Table], tuple[Rows, 
             taken += 1
         done += len(chosen)
     return done / spent
+
+
+async def _ours(bundle: Path, rows: Rows, seconds: float) -> float:
+    """Rows/s of a servable in this process, asked by as many tasks as requests wait in the bare loop."""
+    import servax
+
+    servable = servax.load(bundle)
+    order = np.random.default_rng(2).permutation(len(rows))
+    taken = done = 0
+    ends = float("inf")
+
+    async def ask() -> None:
+        nonlocal taken, done
+        while time.perf_counter() < ends:
+            taken += 1
+            await servable.predict_async(tokens=rows[order[taken % len(order)]][None])
+            done += 1
+
+    try:
+        for window in (seconds / 2, seconds):  # the first is not counted: costs are still corrected by it
+            done, began = 0, time.perf_counter()
+            ends = began + window
+            await asyncio.gather(*(ask() for _ in range(WAITING)))
+            spent = time.perf_counter() - began
+        return done / spent
+    finally:
+        servable.close()
 
 
 if __name__ == "__main__":
