@@ -167,7 +167,9 @@ def test_probes_can_be_opened_and_are_told_no_more_than_they_ask():
         assert (live.status_code, live.json()) == (200, {"live": True})
         assert (ready.status_code, ready.json().keys()) == (503, {"ready", "request_id"})
         assert other.status_code == 401
+        assert [each.status_code for each in ask(opened, ("GET", "/health"), ("GET", "/v1/models"))] == [503, 401]
         servable.warm()
+        assert [each.status_code for each in ask(opened, ("GET", "/health"), ("GET", "/v1/models"))] == [200, 401]
         ready, whole = ask(opened, ("GET", "/v2/health/ready"), ("GET", "/v2/health/ready", {"x-api-key": KEY}))
         assert (ready.status_code, ready.json()) == (200, {"ready": True})
         assert whole.json()["models"][0]["name"] == "secret"

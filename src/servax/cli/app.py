@@ -10,7 +10,7 @@ from types import FrameType
 import typer
 
 import servax
-from servax.cli import bench, build, choose, compile, config, demo, inspect, predict, refresh, serve, tune, verify
+from servax.cli import bench, build, chat, choose, compile, config, demo, inspect, predict, refresh, serve, tune, verify
 from servax.cli.output import fail
 from servax.core.errors import ServaxError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (build, compile, inspect, verify, choose, serve, config, predict, refresh, bench, tune, demo):
+for verb in (build, compile, inspect, verify, choose, serve, config, predict, chat, refresh, bench, tune, demo):
     app.command(verb.NAME)(verb.command)
 
 

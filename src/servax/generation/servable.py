@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +156,7 @@ class LanguageServable(LocalServable):
 
     def parts(
         self, prompt: str | Ids[int], params: SamplingParams, *, constraint: Constraint | None = None
-    ) -> Iterator[Part]:
+    ) -> Generator[Part]:
         """As `stream`, for a thread that may block."""
         received: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         sequence = Sequence(self._ids(prompt), params, received.put, constraint=constraint)
