@@ -136,6 +136,21 @@ def test_clients_of_an_authority_that_was_taken_away_are_refused(servable, pki, 
             is_live(pki.channel(server.grpc, shown=True))
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_nor_do_they_come_in_by_a_session_of_before(pki, tmp_path, version):
+    (tmp_path / "new").mkdir()
+    new, trusted = Pki(tmp_path / "new"), tmp_path / "clients.pem"
+    trusted.write_bytes(pki.path("ca.pem").read_bytes())
+    tls = Tls(TlsFiles(pki.path("server.pem"), pki.path("server.key"), trusted))
+    client = pki.trusting(shown=True)
+    client.maximum_version = version
+    session = _objects(tls.context, client)[0].session
+    trusted.write_bytes(new.path("ca.pem").read_bytes())
+    tls.refresh(force=True)
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        _objects(tls.context, client, session)
+
+
 def test_files_that_do_not_fit_leave_the_former_certificate_in_force(pki):
     tls = Tls(TlsFiles(pki.path("server.pem"), pki.path("server.key")))
     before, said = _shown(tls, pki), list[Event]()
@@ -176,16 +191,23 @@ def test_authorities_that_cannot_be_used_are_named(pki):
         Tls(TlsFiles(pki.path("server.pem"), pki.path("server.key"), pki.path("server.key")))
 
 
-def _objects(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Both ends of a connection in memory, after the handshake."""
+def _objects(
+    server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Both ends of a connection in memory, after the handshake and a byte of the server's, behind which tickets are."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = client.wrap_bio(down, up, server_hostname="127.0.0.1"), server.wrap_bio(up, down, server_side=True)
+    ends = (
+        client.wrap_bio(down, up, server_hostname="127.0.0.1", session=session),
+        server.wrap_bio(up, down, server_side=True),
+    )
     for _ in range(6):
         for end in ends:
             try:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
+    ends[1].write(b"x")
+    ends[0].read(1)
     return ends
 
 

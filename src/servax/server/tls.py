@@ -102,6 +102,9 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     _load("the certificate and its key do not load", context.load_cert_chain, files.certificate, files.key)
     if files.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
+        # A resumed session shows no certificate, so none is handed out: a client is looked at each time.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
         _load("the clients' authorities do not load", context.load_verify_locations, files.client_ca)
     return context
 
