@@ -1,7 +1,10 @@
+import os
 import shutil
 
+import pytest
 from etils import epath
 
+from servax.core.errors import BundleError
 from servax.runtime import directories
 from store_toys import manifest_of, put_version
 
@@ -16,6 +19,15 @@ def test_versions_are_whole_numbers_and_nothing_else(tmp_path):
     assert list(directories.versions_of(epath.Path(tmp_path / "net"))) == [9, 10]
     assert directories.latest_bundle(tmp_path / "net").name == "10"
     assert directories.latest_bundle(tmp_path / "empty") is None
+
+
+def test_names_that_nobody_can_ask_for_are_passed_over(tmp_path):
+    put_version(tmp_path, "net", 1)
+    odd = os.fsencode(tmp_path) + b"/b\xff"
+    shutil.copytree(os.fsencode(tmp_path / "net"), odd)
+    assert directories.models_of(epath.Path(tmp_path)) == ("net",)
+    (tmp_path / "net" / "1" / os.fsdecode(b"\xff")).write_text("")
+    assert len(directories.stamp(epath.Path(tmp_path / "net" / "1"))) == 64
 
 
 def test_a_store_is_told_from_a_bundle_and_from_a_checkpoint_by_what_lies_in_it(tmp_path):
@@ -64,3 +76,9 @@ def test_a_stamp_differs_once_a_file_was_touched(tmp_path):
     (path / "again").write_bytes(content)
     (path / "again").replace(path / "params")
     assert directories.stamp(path) != before
+
+
+def test_a_manifest_that_is_no_file_is_a_damaged_bundle(tmp_path):
+    (tmp_path / "net" / "1" / "bundle.json").mkdir(parents=True)
+    with pytest.raises(BundleError, match="directory"):
+        directories.unfinished(epath.Path(tmp_path / "net" / "1"))

@@ -78,7 +78,7 @@ def stamp(path: epath.Path) -> str:
         folders.sort()
         for name in sorted(names):
             try:
-                digest.update(f"{directory / name} {_told(directory / name)}\n".encode())
+                digest.update(os.fsencode(f"{directory / name} {_told(directory / name)}\n"))
             except FileNotFoundError:
                 continue
     return digest.hexdigest()
@@ -99,8 +99,13 @@ def _size(path: epath.Path) -> int | None:
         return None
 
 
+def _is_named(name: str) -> bool:
+    """Whether a directory is anybody's business: not hidden, and of a name that can be asked for."""
+    return not name.startswith(".") and name.isprintable()  # what is not UTF-8 are surrogates, which are not
+
+
 def _directories(path: epath.Path) -> list[epath.Path]:
     try:
-        return [each for each in path.iterdir() if not each.name.startswith(".") and each.is_dir()]
+        return [each for each in path.iterdir() if _is_named(each.name) and each.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -27,11 +27,11 @@ def read_manifest(root: epath.Path) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise _not_a_bundle(root) from None
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, IsADirectoryError, PermissionError) as error:
         raise _damaged_manifest(path, str(error)) from None
     try:
         content: Any = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise _damaged_manifest(path, f"not JSON: {error}") from None
     if not isinstance(content, dict):
         raise _damaged_manifest(path, f"a JSON {type(content).__name__}, not an object")
