@@ -81,6 +81,11 @@ class Told:
         self("failed", kind=type(error).__name__, what=what, **fields)
 
 
+_YOUNG = 20_000
+"""Objects that may come to life before a collection looks at them. Requests leave no cycles behind, and a few dozen in
+progress hold more than Python's own threshold: each wave of them would be looked at, and kept, several times."""
+
+
 class _Process:
     """The life of the process, on one event loop; loading has a thread of its own.
 
@@ -152,6 +157,7 @@ class _Process:
             return
         gc.collect()
         gc.freeze()  # what is loaded stays: collections need not look at it again
+        gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
         self.plane.loading = None
         models = [f"{status.name}:{status.version}" for status in self.plane.list() if status.state is State.READY]
         seconds = round(time.perf_counter() - began, 3)
