@@ -21,6 +21,9 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 _QUIET = ("/Check", "/Watch", "/ServerLive", "/ServerReady", "/ModelReady")
 """Ends of the methods of probes, which have no line unless they are refused."""
 
+_CLIENTS = 4096
+"""Connections whose address is remembered."""
+
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -39,6 +42,8 @@ class GrpcGate:
         self._responses = responses
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
+        self._clients: dict[str, str] = {}
+        self._paths: dict[str, bytes] = {}
 
     def authorize(self, method: str, metadata: Mapping[str, str]) -> None:
         """Raises Unauthorized or Forbidden for a call that may not be made."""
@@ -56,6 +61,8 @@ class GrpcGate:
         return handler
 
     def _watched(self, method: str, inner: Any) -> Any:
+        self._paths[method] = method.encode()
+
         async def call(request: Any, context: Any) -> Any:
             began, sent, gone = time.perf_counter(), 0, False
             try:
@@ -71,6 +78,8 @@ class GrpcGate:
         return call
 
     def _watched_stream(self, method: str, inner: Any) -> Any:
+        self._paths[method] = method.encode()
+
         async def call(request: Any, context: Any) -> Any:
             began, gone = time.perf_counter(), False
             try:
@@ -88,6 +97,15 @@ class GrpcGate:
 
         return call
 
+    def _client(self, peer: str) -> str:
+        """The address of a client: `ipv4:127.0.0.1:50000` is a connection, which makes many calls."""
+        client = self._clients.get(peer)
+        if client is None:
+            if len(self._clients) >= _CLIENTS:
+                self._clients.clear()
+            client = self._clients[peer] = peer.partition(":")[2].rpartition(":")[0] or "-"
+        return client
+
     def _ended(self, method: str, context: Any, began: float, sent: int, gone: bool) -> None:
         told = context.code()  # a number until something has set it
         code = told if isinstance(told, grpc.StatusCode) else _CODES.get(told or 0, grpc.StatusCode.UNKNOWN)
@@ -96,19 +114,22 @@ class GrpcGate:
         refused = code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
         if self._log is None or (method.endswith(_QUIET) and not refused):
             return
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        given = metadata.get("x-request-id")
-        if given is None or not _GIVEN_ID.fullmatch(given):
+        given, identity = None, None
+        metadata = context.invocation_metadata() or ()
+        for key, value in metadata:
+            if key == "x-request-id":
+                given = value
+        if given is None or not isinstance(given, str) or not _GIVEN_ID.fullmatch(given):
             given = f"{self._prefix}{next(self._numbers):08x}"
-        identity = None if self._access is None else self._access.known(metadata)
-        client = context.peer().partition(":")[2].rpartition(":")[0]
+        if self._access is not None:
+            identity = self._access.known({key: value for key, value in metadata if isinstance(value, str)})
         self._log.add(
             Line(
                 given,
-                client or "-",
+                self._client(context.peer()),
                 None if identity is None else identity.name,
                 "gRPC",
-                method.encode(),
+                self._paths[method],
                 b"",
                 name,
                 time.perf_counter() - began,
