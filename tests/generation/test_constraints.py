@@ -8,7 +8,14 @@ import pytest
 
 import text_toys as toys
 from servax.core.errors import InvalidInput
-from servax.generation.constraints import LONGEST, Grammars, choice_grammar, json_grammar, regex_grammar
+from servax.generation.constraints import (
+    LONGEST,
+    GrammarConstraint,
+    Grammars,
+    choice_grammar,
+    json_grammar,
+    regex_grammar,
+)
 from servax.generation.vocabulary import Vocabulary
 
 
@@ -86,6 +93,28 @@ def test_a_token_that_is_not_allowed_ends_it_and_says_so(grammars):
     constraint = grammars.constraint(regex_grammar("abc"))
     assert constraint.accept(ord("x"))
     assert constraint.broken is not None
+
+
+@pytest.mark.parametrize("where", ["compute_bitmask", "consume_token"])
+def test_a_library_that_raises_ends_the_answer_and_nothing_else(where):
+    class Raising:
+        def compute_bitmask(self):
+            return self.fail("compute_bitmask") or bytes(40)
+
+        def consume_token(self, token):
+            return self.fail("consume_token") or False
+
+        def stop_reason(self):
+            return "InternalError"
+
+        def fail(self, name):
+            if name == where:
+                raise RuntimeError("poisoned")
+
+    constraint = GrammarConstraint(Raising(), 10, ())
+    assert constraint.mask().shape == (10,)
+    assert constraint.accept(1)
+    assert constraint.broken == "RuntimeError: poisoned"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from servax.core.errors import InvalidInput
+from servax.core.errors import InvalidInput, first_line
 from servax.generation.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def choice_grammar(texts: Sequence[str], where: str = "choice") -> str:
 class GrammarConstraint:
     """An answer on its way through a grammar; the engine's thread alone uses it.
 
+    It raises nothing, whatever becomes of the library: that thread has other answers to give.
+
     Args:
       matcher: its own.
       words: of 32 tokens each, in a mask.
@@ -99,7 +101,11 @@ class GrammarConstraint:
 
     def mask(self) -> np.ndarray[Any, Any]:
         """The tokens that may follow, uint32 `[vocabulary / 32]`, lowest bit first; an end id only where it may end."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), "<u4")[: self._words]
+        try:
+            mask = np.frombuffer(self._matcher.compute_bitmask(), "<u4")[: self._words]
+        except Exception as error:  # the library raises bare ones; any token may follow, and ends the answer
+            self._broken = first_line(error)
+            return np.full(self._words, 0xFFFFFFFF, np.uint32)
         if self._closed:
             mask = mask.copy()
             for token in self._closed:
@@ -108,10 +114,16 @@ class GrammarConstraint:
 
     def accept(self, token: int) -> bool:
         """Takes a token in; True once the answer is complete."""
-        taken = self._matcher.consume_token(token)
-        if taken and not self._matcher.is_stopped():
-            return False
-        reason = self._matcher.stop_reason()
+        if self._broken is not None:
+            return True
+        try:
+            taken = self._matcher.consume_token(token)
+            if taken and not self._matcher.is_stopped():
+                return False
+            reason = self._matcher.stop_reason()
+        except Exception as error:
+            self._broken = first_line(error)
+            return True
         if not taken or reason not in _COMPLETE:
             self._broken = reason if taken else f"{reason}, at token {token}"
         return True

@@ -4,9 +4,10 @@ import httpx2
 import pytest
 
 import text_toys as toys
-from servax.core.errors import ExecutionError
+from servax.core.errors import ExecutionError, NotReady
 from servax.generation.engine import EngineLimits
 from servax.generation.template import ChatTemplate
+from servax.protocols.dataplane import DataPlane
 from servax.server.background import serve
 
 CHAT = {"model": "rambler", "messages": [{"role": "user", "content": "go"}], "seed": 1}
@@ -151,6 +152,55 @@ def test_an_error_in_the_middle_is_an_event(alone):
     assert "the device failed" in last["error"]["message"]
     servable.engine._read = real
     assert http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2}).status_code == 200, "it goes on"
+
+
+def test_a_version_that_drains_before_it_has_accepted_is_replaced(alone, monkeypatch):
+    """By the one that is served by then: no request fails by a swap."""
+    former, _ = alone
+    plane = DataPlane([former])
+    template = ChatTemplate(toys.TEMPLATE, {})
+    fresh = toys.speller().servable(name="rambler", tokenizer=toys.tokenizer(), template=template, version="2")
+
+    async def drains(*arguments, **options):
+        plane.add(fresh)
+        raise NotReady("draining")
+        yield
+
+    monkeypatch.setattr(former, "stream", drains)
+    with fresh, serve(plane, port=0) as server:
+        answer = httpx2.post(f"{server.url}/v1/chat/completions", json=CHAT | {"temperature": 0})
+    assert answer.json()["choices"][0]["message"]["content"] == "Hi 😀!"
+
+
+def test_what_a_model_has_not_is_said():
+    bare = toys.rambler().servable(name="bare")
+    untemplated = toys.rambler().servable(name="untemplated", tokenizer=toys.tokenizer())
+    with bare, untemplated, serve([bare, untemplated], port=0) as server, httpx2.Client(base_url=server.url) as http:
+        for path, body in (
+            ("/v1/chat/completions", CHAT | {"model": "untemplated"}),
+            ("/v1/completions", {"model": "bare", "prompt": "text"}),
+            ("/v1/completions", {"model": "bare", "prompt": [1], "guided_regex": "a"}),
+            ("/tokenize", {"model": "bare", "prompt": "text"}),
+            ("/tokenize", {"model": "untemplated", "messages": CHAT["messages"]}),
+        ):
+            assert error(http.post(path, json=body))[0] == 400
+        answer = http.post("/v1/completions", json={"model": "bare", "prompt": [1, 2], "max_tokens": 2, "logprobs": 1})
+        assert answer.json()["choices"][0]["text"] == "", "ids in, and their log probabilities out"
+
+
+def test_tools_of_a_model_whose_template_takes_them():
+    template = ChatTemplate("{% for tool in tools %}<system>{{ tool.function.name }}<end>{% endfor %}<assistant>", {})
+    servable = toys.speller().servable(tokenizer=toys.tokenizer(), template=template)
+    ask = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "temperature": 0, "max_tokens": 1}
+    tools = [{"type": "function", "function": {"name": "abc"}}]
+    with servable, serve(servable, port=0) as server, httpx2.Client(base_url=server.url) as http:
+
+        def counted(**extra):
+            return http.post("/v1/chat/completions", json=ask | extra)
+
+        assert counted(tools=tools).json()["usage"]["prompt_tokens"] == 6
+        assert counted(tools=tools, tool_choice="none").json()["usage"]["prompt_tokens"] == 1
+        assert error(counted(tools=tools, tool_choice="required"))[1]["param"] == "tool_choice"
 
 
 def test_too_many_wait(alone):
