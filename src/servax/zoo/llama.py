@@ -11,10 +11,11 @@ float32: the one form of a bfloat16 product that XLA's CPU backend hands to its 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -181,6 +182,23 @@ class FeedForward(nnx.Module):
         return self.down(jax.nn.silu(self.gate(hidden)) * self.up(hidden))
 
 
+def _traced_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a block by way of a function that all blocks share: a network is traced as fast as one of its layers.
+
+    XLA puts the function's body where it is called, so the program is the same.
+    """
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def shared(graph: Any, state: Any, *arguments: Any) -> Any:
+        return method(nnx.merge(graph, state), *arguments)
+
+    @functools.wraps(method)
+    def call(block: nnx.Module, *arguments: Any) -> Any:
+        return shared(*nnx.split(block), *arguments)
+
+    return call
+
+
 class Block(nnx.Module):
     """Attention, then SwiGLU, each added to what came in."""
 
@@ -190,10 +208,42 @@ class Block(nnx.Module):
         self.feed_forward_norm = RMSNorm(config.width, config.epsilon)
         self.feed_forward = FeedForward(config, rngs=rngs)
 
+    @_traced_once
     def __call__(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
-        return self.rest(hidden, self.attention(self.attention_norm(hidden), positions))
+        return self._rest(hidden, self.attention(self.attention_norm(hidden), positions))
 
-    def rest(self, hidden: jax.Array, attended: jax.Array) -> jax.Array:
+    @_traced_once
+    def prefill(
+        self, hidden: jax.Array, keys: jax.Array, values: jax.Array, slot: jax.Array, start: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """A chunk `[1, chunk, width]` of a sequence through the block, and the block's cache with it."""
+        positions = start + jnp.arange(hidden.shape[1])
+        query, key, value = self.attention.project(self.attention_norm(hidden), positions[None])
+        keys, values = (
+            jax.lax.dynamic_update_slice(held, jnp.swapaxes(new, 1, 2).astype(held.dtype), (slot, 0, start, 0))
+            for held, new in ((keys, key), (values, value))
+        )
+        blocks = (start + hidden.shape[1] + BLOCK - 1) // BLOCK
+        attended = attend(query, keys, values, positions[None], blocks, first=slot)
+        return self._rest(hidden, attended), keys, values
+
+    @_traced_once
+    def decode(
+        self, hidden: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array, running: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """One token of each row, `[batch, 1, width]`, through the block, and the block's cache with it."""
+        rows = jnp.arange(hidden.shape[0])
+        place = jnp.where(running, positions, keys.shape[2])  # out of bounds: dropped
+        query, key, value = self.attention.project(self.attention_norm(hidden), positions[:, None])
+        keys, values = (
+            held.at[rows, :, place].set(new[:, 0].astype(held.dtype), mode="drop")
+            for held, new in ((keys, key), (values, value))
+        )
+        blocks = (jnp.max(jnp.where(running, positions, 0)) + BLOCK) // BLOCK
+        attended = attend(query, keys, values, positions[:, None], blocks)
+        return self._rest(hidden, attended), keys, values
+
+    def _rest(self, hidden: jax.Array, attended: jax.Array) -> jax.Array:
         """What follows attention, whose heads `[batch, length, heads * head_size]` are `attended`."""
         hidden = hidden + self.attention.output(attended)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
@@ -238,21 +288,9 @@ class Llama(nnx.Module):
         """As `servax.model.language.Decoder.prefill`."""
         written = dict(cache)
         hidden = self.embedding.rows(tokens)[None]
-        positions = start + jnp.arange(tokens.shape[0])
-        blocks = (start + tokens.shape[0] + BLOCK - 1) // BLOCK
         for layer, block in enumerate(self.blocks):
-            query, key, value = block.attention.project(block.attention_norm(hidden), positions[None])
-            keys, values = (
-                jax.lax.dynamic_update_slice(
-                    written[f"{kind}{layer:02d}"],
-                    jnp.swapaxes(new, 1, 2).astype(cache["key00"].dtype),
-                    (slot, 0, start, 0),
-                )
-                for kind, new in (("key", key), ("value", value))
-            )
-            written[f"key{layer:02d}"], written[f"value{layer:02d}"] = keys, values
-            attended = attend(query, keys, values, positions[None], blocks, first=slot)
-            hidden = block.rest(hidden, attended)
+            key, value = f"key{layer:02d}", f"value{layer:02d}"
+            hidden, written[key], written[value] = block.prefill(hidden, written[key], written[value], slot, start)
         return written
 
     def decode(
@@ -260,23 +298,12 @@ class Llama(nnx.Module):
     ) -> tuple[dict[str, jax.Array], jax.Array]:
         """As `servax.model.language.Decoder.decode`."""
         written = dict(cache)
-        batch = tokens.shape[0]
-        rows = jnp.arange(batch)
         hidden = self.embedding.rows(tokens)[:, None]
-        length = cache["key00"].shape[2]
-        place = jnp.where(running, positions, length)  # out of bounds: dropped
-        blocks = (jnp.max(jnp.where(running, positions, 0)) + BLOCK) // BLOCK
         for layer, block in enumerate(self.blocks):
-            query, key, value = block.attention.project(block.attention_norm(hidden), positions[:, None])
-            keys, values = (
-                written[f"{kind}{layer:02d}"]
-                .at[rows, :, place]
-                .set(new[:, 0].astype(cache["key00"].dtype), mode="drop")
-                for kind, new in (("key", key), ("value", value))
+            key, value = f"key{layer:02d}", f"value{layer:02d}"
+            hidden, written[key], written[value] = block.decode(
+                hidden, written[key], written[value], positions, running
             )
-            written[f"key{layer:02d}"], written[f"value{layer:02d}"] = keys, values
-            attended = attend(query, keys, values, positions[:, None], blocks)
-            hidden = block.rest(hidden, attended)
         return written, self.logits(hidden)[:, 0]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
