@@ -73,7 +73,9 @@ def test_hugging_face_checkpoints_give_the_reference_s_logits(kind: str, tmp_pat
 def interleaved(matrix: np.ndarray, heads: int) -> np.ndarray:
     """Rows of each head in the order that GGUF keeps them for llama: 0, half, 1, half + 1, ..."""
     size = matrix.shape[0] // heads
-    order = [head * size + index + half for head in range(heads) for index in range(size // 2) for half in (0, size // 2)]
+    order = [
+        head * size + index + half for head in range(heads) for index in range(size // 2) for half in (0, size // 2)
+    ]
     return matrix[order]
 
 
@@ -95,17 +97,19 @@ def write_gguf(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, np.n
         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     }  # fmt: skip
+    turned = {
+        "self_attn.q_proj": fields["num_attention_heads"],
+        "self_attn.k_proj": fields["num_key_value_heads"],
+    }
     for name, tensor in tensors.items():
         stem, _, suffix = name.rpartition(".")
         block = ""
         if stem.startswith("model.layers."):
             layer, stem = stem.removeprefix("model.layers.").split(".", 1)
             block = f"blk.{layer}."
-        if kind == "llama" and stem == "self_attn.q_proj":
-            tensor = interleaved(tensor, fields["num_attention_heads"])
-        if kind == "llama" and stem == "self_attn.k_proj":
-            tensor = interleaved(tensor, fields["num_key_value_heads"])
-        writer.add_tensor(f"{block}{names[stem]}.{suffix}", tensor)
+        heads = turned.get(stem) if kind == "llama" else None
+        values = tensor if heads is None else interleaved(tensor, heads)
+        writer.add_tensor(f"{block}{names[stem]}.{suffix}", values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

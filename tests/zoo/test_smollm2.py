@@ -69,9 +69,7 @@ def test_logits_of_the_plain_call_are_the_golden_ones() -> None:
         last = row[len(each["prompt_ids"]) - 1].astype(np.float64)
         np.testing.assert_allclose(last[:8], each["last_logits_first8"], rtol=0, atol=CLOSE)
         logprobs = last - last.max() - np.log(np.exp(last - last.max()).sum())
-        np.testing.assert_allclose(
-            logprobs[each["last_top10_ids"]], each["last_top10_logprobs"], rtol=0, atol=CLOSE
-        )
+        np.testing.assert_allclose(logprobs[each["last_top10_ids"]], each["last_top10_logprobs"], rtol=0, atol=CLOSE)
         assert np.argmax(last) == each["greedy_ids"][0]
 
 
@@ -102,9 +100,7 @@ def test_greedy_tokens_are_the_golden_ones_through_every_wrapper(bundle: Path, w
     with servax.load(bundle, require=wrapper) as servable:
         assert isinstance(servable, LanguageServable)
         for each in GOLDEN:
-            answer = servable.generate(
-                each["prompt_ids"], temperature=0, max_tokens=48, ignore_eos=True, logprobs=10
-            )
+            answer = servable.generate(each["prompt_ids"], temperature=0, max_tokens=48, ignore_eos=True, logprobs=10)
             found = [token for token, _, _ in answer.tokens]
             first = dict(found[0].top)
             np.testing.assert_allclose(

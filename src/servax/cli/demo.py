@@ -19,8 +19,6 @@ QUESTION = "What is the capital of France, and what is it known for?"
 _TEXTS = ["the first request", "should be as fast as the thousandth"]
 
 
-
-
 class DemoModel(StrEnum):
     """A model that the demo can show."""
 

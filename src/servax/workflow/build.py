@@ -219,9 +219,7 @@ def _golden(bundle: Bundle, source: Source, plan: BuildPlan, float32: Tree | Non
     if bundle.manifest.language is not None and not plan.full:
         # Each unpadded size costs the compilation of every operation again, tens of seconds for a deep network.
         thorough = dict.fromkeys(thorough, ())
-    return dict(
-        golden.make_all(source.functions, wanted, source.params, written, float32=float32, thorough=thorough)
-    )
+    return dict(golden.make_all(source.functions, wanted, source.params, written, float32=float32, thorough=thorough))
 
 
 def _float32(source: Source, choice: CheckpointChoice, device: Device) -> Tree | None:
