@@ -102,8 +102,8 @@ class CompileEvent(Event):
 class BatchDone(Event):
     """A batch ran and its requests have their answers; emitted once a batch, on the device's thread.
 
-    Listeners hear it before those who wait do: whoever reads a counter after an answer finds it counted. Of a request that
-    runs in parts each part is told of as a request.
+    Listeners hear it before those who wait do: whoever reads a counter after an answer finds it counted. Of a request
+    that runs in parts each part is told of as a request.
 
     Attributes:
       servable: name of the model.
