@@ -12,9 +12,16 @@ import numpy as np
 from flax import nnx
 
 from servax.core import trees
+from servax.core.errors import ExecutionError
+from servax.generation.engine import Engine
+from servax.generation.params import SamplingParams
+from servax.generation.programs import Programs
+from servax.generation.sequence import Delta, Finish, Sequence
 from servax.generation.servable import LanguageServable
 from servax.model.language import LanguageModel
-from servax.runtime.runner import ServedFunction
+from servax.runtime.guard import guarded
+from servax.runtime.runner import Runner, ServedFunction
+from servax.stages.buckets import Bucket
 from servax.targets import jit
 from servax.targets.target import ProgramTable
 from servax.workflow.source import CheckpointChoice, Source, prepare
@@ -43,6 +50,11 @@ class Toy:
     model: LanguageModel
     source: Source
     table: ProgramTable
+
+    def over(self, net: Any) -> Toy:
+        """The same programs over another network's parameters."""
+        source = prepare(self.model, CheckpointChoice(), params=net, device=jax.devices()[0], grid=self.source.grid)
+        return Toy(net, self.model, source, self.table)
 
     def servable(self, **options: Any) -> LanguageServable:
         """A new servable of it, warm; `options` as `LanguageServable` takes them."""
@@ -122,3 +134,98 @@ def agrees(tokens: list[int], expected: list[int], margins: list[float], close: 
         if token != right:
             return False
     return True
+
+
+class Loop:
+    """An engine that is stepped by hand, and what it called.
+
+    Attributes:
+      calls: functions in the order in which they were called, `decode@batch=2`.
+      fails: a function's name, whose next call fails.
+    """
+
+    def __init__(self, toy: Toy, **options: Any) -> None:
+        signatures = {name: function.signature for name, function in toy.source.functions.items()}
+        states = [function.state for function in toy.source.functions.values() if function.state is not None]
+        self.runner = Runner(
+            toy.table,
+            {name: ServedFunction(signature, True) for name, signature in signatures.items()},
+            trees.flatten(toy.source.params),
+            states[0],
+            jax.devices()[0],
+        )
+        self.calls: list[str] = []
+        self.fails: str | None = None
+        self.steps = 0
+        programs = Programs(self, toy.model.spec, signatures, toy.source.grid)
+        self.engine = Engine("toy", "1", toy.model.spec, programs, lambda: None, **options)
+        self.engine.expect(dict.fromkeys(programs.batches, 1e-9), 1e-9, 1.0)  # whole bursts, and copies for nothing
+
+    def dispatch(self, function: str, bucket: Bucket, buffers: Any) -> Any:
+        self.calls.append(f"{function}@{bucket.label}")
+        if self.fails == function:
+            self.fails = None
+            self.runner.reset_state()
+            raise ExecutionError("it was to fail")
+        return self.runner.dispatch(function, bucket, buffers)
+
+    def fetch(self, outputs: Any) -> Any:
+        return self.runner.fetch(outputs)
+
+    def ask(self, prompt: list[int], *, constraint: Any = None, **options: Any) -> Asked:
+        """A request, not stepped yet; `options` are fields of `SamplingParams`, or of `Sequence`."""
+        own = {name: options.pop(name) for name in ("priority", "deadline", "loop") if name in options}
+        deltas: list[Delta] = []
+        params = SamplingParams(**{"temperature": 0, "max_tokens": 12, "ignore_eos": True} | options)
+        sequence = Sequence(tuple(prompt), params, deltas.append, constraint=constraint, **own)
+        self.engine.submit(sequence)
+        return Asked(sequence, deltas)
+
+    def step(self) -> None:
+        """One step, under the guard of the device's thread."""
+        self.steps += 1
+        with guarded():
+            self.engine.step()
+
+    def run(self, most: int = 2000) -> None:
+        """Steps until there is nothing to do, which takes no more than `most` steps."""
+        for _ in range(most):
+            if not self.engine.busy:
+                return
+            self.step()
+        raise AssertionError(f"busy after {most} steps")
+
+    def answer(self, prompt: list[int], **options: Any) -> list[int]:
+        """The tokens of a request that has the engine to itself."""
+        asked = self.ask(prompt, **options)
+        self.run()
+        return asked.ids
+
+    @property
+    def idle(self) -> bool:
+        """Whether no sequence has a row or waits for one."""
+        status = self.engine.status
+        return not self.engine.busy and status.running == 0 and status.waiting == 0 and status.silent == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request and what it was told."""
+
+    sequence: Sequence
+    deltas: list[Delta]
+
+    @property
+    def ids(self) -> list[int]:
+        """Tokens that it was told."""
+        return [token.id for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended, as it was told."""
+        return self.deltas[-1].finish if self.deltas else None
+
+    @property
+    def error(self) -> Any:
+        """The error it was told."""
+        return self.deltas[-1].error if self.deltas else None

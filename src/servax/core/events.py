@@ -147,24 +147,51 @@ class RequestFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptDone(Event):
+    """A prompt is in the cache, and its answer begins.
+
+    Attributes:
+      servable: name of the model.
+      version: its version.
+      tokens: of the prompt.
+      reused: of these, how many were in the cache already.
+      queued: seconds that it waited for a slot.
+      seconds: from there until it was in the cache.
+    """
+
+    servable: str
+    version: str
+    tokens: int
+    reused: int
+    queued: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class BurstDone(Event):
     """Some steps of generation ran; emitted once a burst, on the device's thread.
 
     Attributes:
       servable: name of the model.
+      version: its version.
       batch: rows of the bucket.
       rows: sequences in it.
       steps: how many ran.
       tokens: that sequences got.
       seconds: from the call until the tokens were on the host.
+      firsts: seconds from a sequence's arrival to its first token, of those that got it now.
+      gaps: of the others, seconds a token since the tokens before, and how many tokens.
     """
 
     servable: str
+    version: str
     batch: int
     rows: int
     steps: int
     tokens: int
     seconds: float
+    firsts: tuple[float, ...]
+    gaps: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +200,17 @@ class SequenceDone(Event):
 
     Attributes:
       servable: name of the model.
+      version: its version.
       status: `stop`, `length`, `abort`, or the error's class.
       prompt: tokens of the prompt.
       reused: of these, how many were in the cache already.
       tokens: of the answer.
-      came, admitted, prefilled, first, last: when it came, got a slot, had its prompt in it, and was given its first
-        and its last token.
+      came, admitted, prefilled, first, last, over: when it came, got a slot, had its prompt in it, was given its first
+        and its last token, and ended.
     """
 
     servable: str
+    version: str
     status: str
     prompt: int
     reused: int
@@ -191,6 +220,7 @@ class SequenceDone(Event):
     prefilled: float | None
     first: float | None
     last: float | None
+    over: float
 
 
 def emit(event: Event) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servax.core.errors import InvalidInput
-from servax.model.language import MOST_BIASES
+from servax.model.language import MOST_BIASES, LanguageSpec
 from servax.model.sampling import STOPS, TOP
 
 MOST_STOPS = 16
@@ -52,6 +52,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+
+    def ends(self, spec: LanguageSpec) -> tuple[int, ...]:
+        """Ids that end the answer: the model's own, unless they are ignored, and those given."""
+        return tuple(dict.fromkeys((*(() if self.ignore_eos else spec.end), *self.stop_token_ids)))
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the parameter, for a value that has no meaning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from servax.core.tensors import Signature
+from servax.generation.params import SamplingParams
 from servax.generation.sequence import Sequence as Row
-from servax.model.language import BEGIN, COPY, DECODE, MOST_BIASES, PREFILL, LanguageSpec
+from servax.model.language import BEGIN, COPY, DECODE, EXCHANGE, MOST_BIASES, PREFILL, LanguageSpec
 from servax.model.sampling import STOPS
 from servax.stages.buckets import Bucket, BucketGrid
 
@@ -51,6 +53,7 @@ class Burst:
       batch: of the bucket.
       outputs: on the device, by name.
       began: when it was called, on `time.perf_counter`'s clock.
+      undisturbed: whether nothing else was called since the burst before.
     """
 
     rows: Mapping[int, Row]
@@ -58,6 +61,7 @@ class Burst:
     batch: int
     outputs: Mapping[str, Any]
     began: float
+    undisturbed: bool
 
 
 class Programs:
@@ -78,6 +82,7 @@ class Programs:
         self.chunks = sorted(bucket["chunk"] for bucket in grid[PREFILL])
         self.batches = sorted(bucket["batch"] for bucket in grid[DECODE])
         self._words = -(-spec.vocabulary // 32)
+        self._nothing = {size: np.zeros((size, self._words), np.uint32) for size in self.batches}
 
     @property
     def length(self) -> int:
@@ -88,12 +93,24 @@ class Programs:
         """Copies a slot's row, of `n` tokens."""
         self._call(COPY, STATIC, source=np.int32(source), target=np.int32(target), n=np.int32(n))
 
-    def prefill(self, tokens: Sequence[int], slot: int, start: int) -> None:
-        """Writes a chunk of a prompt; as many tokens as a chunk has, or fewer."""
+    def exchange(self, one: int, other: int) -> None:
+        """Has two slots change places."""
+        self._call(EXCHANGE, STATIC, one=np.int32(one), other=np.int32(other))
+
+    def batch(self, rows: int) -> int:
+        """The size of `decode` for so many rows."""
+        return next(size for size in self.batches if size >= rows)
+
+    def prefill(self, tokens: Sequence[int], slot: int, start: int) -> Mapping[str, Any]:
+        """Writes a chunk of a prompt, as many tokens as a chunk has, or fewer; gives what `wait` takes."""
         size = next(size for size in self.chunks if size >= len(tokens))
         buffer = np.zeros(size, np.int32)
         buffer[: len(tokens)] = tokens
-        self._call(PREFILL, Bucket.of(chunk=size), tokens=buffer, slot=np.int32(slot), start=np.int32(start))
+        return self._call(PREFILL, Bucket.of(chunk=size), tokens=buffer, slot=np.int32(slot), start=np.int32(start))
+
+    def wait(self, outputs: Mapping[str, Any]) -> None:
+        """Waits until a call has run."""
+        self._dispatcher.fetch(list(outputs.values()))
 
     def chunk(self, left: int, start: int) -> int:
         """How many of `left` tokens the next chunk at `start` takes; only the smallest is more than half padding."""
@@ -103,8 +120,8 @@ class Programs:
             return left  # little of the chunk is padding
         return max((size for size in fitting if size <= left), default=min(left, fitting[-1]))
 
-    def begin(self, row: Row, slot: int) -> None:
-        """Starts the answer of a sequence whose prompt, but for its last token, is in the slot."""
+    def begin(self, row: Row, slot: int) -> Mapping[str, Any]:
+        """Starts the answer of a sequence whose prompt, but for its last token, is in the slot; as `prefill`."""
         prompt = np.full(self._spec.context, -1, np.int32)
         prompt[: len(row.prompt)] = row.prompt
         ids = np.full(MOST_BIASES, -1, np.int32)
@@ -112,7 +129,7 @@ class Programs:
         bias = row.params.logit_bias
         ids[: len(bias)] = list(bias)
         values[: len(bias)] = np.maximum(list(bias.values()) or np.zeros(0), -1e30)
-        self._call(
+        return self._call(
             BEGIN,
             STATIC,
             slot=np.int32(slot),
@@ -123,15 +140,23 @@ class Programs:
             bias_values=values,
         )
 
-    def decode(self, rows: Mapping[int, Row], steps: int, began: float) -> Burst:
-        """Draws up to `steps` tokens for each of these rows."""
-        batch = next(size for size in self.batches if size > max(rows))
+    def decode(
+        self,
+        rows: Mapping[int, Row],
+        steps: int,
+        masks: Mapping[int, Array] | None = None,
+        *,
+        undisturbed: bool = False,
+    ) -> Burst:
+        """Draws up to `steps` tokens for each of these rows, under its mask if it has one."""
+        began = time.perf_counter()
+        batch = self.batch(max(rows) + 1)
         inputs: dict[str, Array] = {
             "live": np.zeros(batch, bool),
             "limit": np.zeros(batch, np.int32),
             "stops": np.full((batch, STOPS), -1, np.int32),
             "forced": np.full((batch, self._spec.burst), -1, np.int32),
-            "mask": np.zeros((batch, self._words), np.uint32),
+            "mask": self._nothing[batch] if masks is None else np.zeros((batch, self._words), np.uint32),
             "temperature": np.zeros(batch, np.float32),
             "top_k": np.zeros(batch, np.int32),
             "top_p": np.ones(batch, np.float32),
@@ -149,8 +174,8 @@ class Programs:
             params = row.params
             inputs["live"][slot] = True
             inputs["limit"][slot] = row.limit(self._spec.context)
-            stops = (*(() if params.ignore_eos else self._spec.end), *params.stop_token_ids)[:STOPS]
-            inputs["stops"][slot, : len(stops)] = stops
+            ends = params.ends(self._spec)
+            inputs["stops"][slot, : len(ends)] = ends
             inputs["temperature"][slot] = params.temperature
             inputs["top_k"][slot] = params.top_k
             inputs["top_p"][slot] = params.top_p
@@ -162,15 +187,38 @@ class Programs:
             inputs["minimum"][slot] = len(row.prompt) + params.min_tokens
             inputs["biased"][slot] = bool(params.logit_bias)
             inputs["ranked"][slot] = bool(params.logprobs)
-            if row.constraint is not None:
-                inputs["constrained"][slot] = True
-                inputs["mask"][slot] = row.constraint.mask()
+        for slot, mask in (masks or {}).items():
+            inputs["constrained"][slot] = True
+            inputs["mask"][slot] = mask
         outputs = self._call(DECODE, Bucket.of(batch=batch), steps=np.int32(steps), **inputs)
-        return Burst(dict(rows), steps, batch, outputs, began)
+        return Burst(dict(rows), steps, batch, outputs, began, undisturbed)
 
     def read(self, burst: Burst) -> dict[str, Array]:
         """Waits for a burst's outputs, by name."""
         return dict(zip(burst.outputs, self._dispatcher.fetch(list(burst.outputs.values())), strict=True))
+
+    def warm(self, runs: int) -> dict[int, float]:
+        """Runs whole bursts of every size, likeliest tokens and drawn ones; gives the seconds of a step, by size."""
+        seconds: dict[int, float] = {}
+        for batch in self.batches:
+            for temperature in (1.0, 0.0):
+                params = SamplingParams(temperature=temperature, ignore_eos=True, logprobs=1 if temperature else None)
+                rows = {slot: Row((0,), params, lambda delta: None) for slot in range(batch)}
+                for _ in range(runs):
+                    for slot, row in rows.items():
+                        self.begin(row, slot)
+                    self.wait(self.begin(rows[0], 0))
+                    began = time.perf_counter()
+                    host = self.read(self.decode(rows, self._spec.burst))
+                    ran = max(1, int((host["tokens"] >= 0).sum(axis=1).max()))
+                    seconds[batch] = (time.perf_counter() - began) / ran
+        return seconds
+
+    def probe(self) -> None:
+        """One step of generation in an empty cache, to see whether the device still works; raises if it does not."""
+        row = Row((0,), SamplingParams(max_tokens=1, temperature=0), lambda delta: None)
+        self.begin(row, 0)
+        self.read(self.decode({0: row}, 1))
 
     def _call(self, function: str, bucket: Bucket, **inputs: Any) -> dict[str, Any]:
         buffers = [np.asarray(inputs[name]) for name in self._inputs[function]]

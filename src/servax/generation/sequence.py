@@ -91,7 +91,7 @@ class Sequence:
       finish: why it ended.
       reused: tokens of the prompt that were in the cache already.
       failed: whether it ended with an error.
-      aborted: with what it is to end at the next step.
+      given_up: with what it is to end at the next step.
       over_now: called on the engine's thread when nothing follows.
       admitted, prefilled: when it got a slot, and when its prompt was in it.
       first, last: when its first and its latest token were read; None before.
@@ -112,7 +112,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list[int])
     finish: Finish | None = None
     failed: bool = False
-    aborted: Finish | ServaxError | None = None
+    given_up: Finish | ServaxError | None = None
     over_now: Callable[[], None] | None = None
     admitted: float | None = None
     prefilled: float | None = None

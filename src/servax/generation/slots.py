@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
@@ -47,12 +48,14 @@ class SlotTable:
 
     Args:
       count: rows.
+
+    Attributes:
       worth: tokens in common from which on a copy is cheaper than computing them again.
     """
 
-    def __init__(self, count: int, worth: int = 16) -> None:
+    def __init__(self, count: int) -> None:
         self.slots = [Slot() for _ in range(count)]
-        self._worth = worth
+        self.worth = 16
         self._clock = itertools.count(1)
 
     @property
@@ -66,9 +69,19 @@ class SlotTable:
         return max((index + 1 for index, slot in enumerate(self.slots) if slot.owner is not None), default=0)
 
     @property
+    def owners(self) -> list[Sequence]:
+        """Those who have a row."""
+        return [slot.owner for slot in self.slots if slot.owner is not None]
+
+    @property
     def held(self) -> int:
         """Tokens whose keys and values are kept."""
         return sum(len(slot.ids) for slot in self.slots)
+
+    def worth_waiting(self, sequence: Sequence, filling: Iterable[Sequence]) -> bool:
+        """Whether one of the prompts that are being written will have more in common with this one than any row has."""
+        coming = max((self._common(other.prompt[:-1], sequence.prompt) for other in filling), default=0)
+        return coming >= self.worth and coming > self._longest(sequence.prompt)[1]
 
     def place(self, sequence: Sequence) -> Placement | None:
         """Gives a sequence a row and notes the copies as made; None where every row is taken.
@@ -81,7 +94,7 @@ class SlotTable:
         source, common = self._longest(sequence.prompt)
         copies: list[tuple[int, int]] = []
         target = self.slots[index]
-        if common < self._worth:
+        if common < self.worth:
             common = min(self._common(target.ids, sequence.prompt), common)
             source = index if common else None
         if source != index and target.ids:
@@ -107,14 +120,20 @@ class SlotTable:
         index = next((index for index, slot in enumerate(self.slots[: max(top, 0)]) if slot.owner is None), None)
         return None if index is None else (top, index)
 
-    def move(self, source: int, target: int) -> None:
-        """Notes that a sequence's row was copied, and that it lives in the copy."""
+    def move(self, source: int, target: int) -> bool:
+        """Notes that a sequence moves to a free row: in exchange for what that holds, or else as a copy.
+
+        Returns whether it is worth an exchange.
+        """
         old, new = self.slots[source], self.slots[target]
-        assert old.owner is not None
+        owner = old.owner
+        assert owner is not None
         assert new.owner is None
-        new.ids, new.owner, new.used = list(old.ids), old.owner, next(self._clock)
-        new.owner.slot = target
-        old.owner = None
+        worthy = len(new.ids) >= self.worth
+        self.slots[source] = Slot(new.ids if worthy else list(old.ids), None, new.used if worthy else 0)
+        self.slots[target] = Slot(old.ids, owner, next(self._clock))
+        owner.slot = target
+        return worthy
 
     def forget(self) -> None:
         """Notes that every row's contents are lost, and its owner with them."""
@@ -132,12 +151,20 @@ class SlotTable:
         return best, most
 
     def _common(self, ids: Ids[int], prompt: Ids[int]) -> int:
+        """How many tokens both begin with, by halving: slices are compared at the speed of C."""
         most = min(len(ids), len(prompt) - 1)
-        return next((index for index in range(most) if ids[index] != prompt[index]), most)
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if tuple(ids[low:middle]) == tuple(prompt[low:middle]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def _keep(self, index: int, source: int | None, copies: list[tuple[int, int]]) -> None:
         """Moves what a row holds to a free row above it that holds nothing, or what has not been used for longest."""
-        if len(self.slots[index].ids) < self._worth:
+        if len(self.slots[index].ids) < self.worth:
             return
         others = [
             other
@@ -146,7 +173,7 @@ class SlotTable:
         ]
         if not others:
             return
-        victim = min(others, key=lambda other: (len(self.slots[other].ids) >= self._worth, self.slots[other].used))
+        victim = min(others, key=lambda other: (len(self.slots[other].ids) >= self.worth, self.slots[other].used))
         self.slots[victim].ids = list(self.slots[index].ids)
         self.slots[victim].used = self.slots[index].used
         copies.append((index, victim))

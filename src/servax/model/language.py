@@ -1,7 +1,8 @@
 """Decoders as models: a language model is a `Model` whose functions write into slots of one cache.
 
-`begin` puts a sequence into a slot, `copy` takes over another slot's cache, `prefill` writes the keys and values of a
-chunk of its tokens at an offset, and `decode` draws the next tokens of the first `batch` slots, several steps a call.
+`begin` puts a sequence into a slot, `copy` takes over another slot's cache, `exchange` has two slots change places,
+`prefill` writes the keys and values of a chunk of its tokens at an offset, and `decode` draws the next tokens of the
+first `batch` slots, several steps a call.
 Shapes add and do not multiply: a few chunks, a few batches, and no program for a length.
 """
 
@@ -21,7 +22,7 @@ from servax.model.model import Model
 from servax.model.sampling import ROW_INPUTS, STOPS, TOP, Rows, draw
 from servax.model.texts import LanguageTexts, SpecialTokens, TextSource, read_text
 
-BEGIN, COPY, PREFILL, DECODE = "begin", "copy", "prefill", "decode"
+BEGIN, COPY, EXCHANGE, PREFILL, DECODE = "begin", "copy", "exchange", "prefill", "decode"
 
 Weights = Literal["float32", "bfloat16", "int8"]
 """How parameters are kept. `int8`: matrices of 8 bits, and inputs of products brought to 8 bits as they come (W8A8)."""
@@ -159,20 +160,22 @@ class LanguageModel(Model):
         }
         chunks = sorted(chunk for chunk in set(chunks) if chunk <= context) or [context]
         batches = sorted({*(batch for batch in batches if batch < slots), slots})
-        cache, known, recomputes = _describe(source, slots, context + chunks[0], chunks, vocabulary)
+        rows = max(slots, 2)  # with one, `decode` could be traced at one size only
+        cache, known, recomputes = _describe(source, rows, context + chunks[0], vocabulary)
         self.spec = LanguageSpec(slots, context, burst, known, tuple(end), recomputes)
         row = {
-            "tokens": f"int32[{slots}]",
-            "positions": f"int32[{slots}]",
-            "done": f"bool[{slots}]",
-            "counts": f"int32[{slots}, {known}]",
-            "bias": f"float32[{slots}, {known}]",
+            "tokens": f"int32[{rows}]",
+            "positions": f"int32[{rows}]",
+            "done": f"bool[{rows}]",
+            "counts": f"int32[{rows}, {known}]",
+            "bias": f"float32[{rows}, {known}]",
         }
         super().__init__(source, batch=None, state={"cache": dict(cache), "slot": row}, name=name)
-        decoder = _Recompute(context + chunks[0], chunks, known) if recomputes else None
+        decoder = _Recompute(context, chunks, known) if recomputes else None
         for function, inputs, buckets in (
             (_begin(self.spec), _begin_inputs(self.spec), {}),
             (_copy, {"source": "int32[]", "target": "int32[]", "n": "int32[]"}, {}),
+            (_exchange, {"one": "int32[]", "other": "int32[]"}, {}),
             (_prefill(decoder), {"tokens": "int32[chunk]", "slot": "int32[]", "start": "int32[]"}, {"chunk": chunks}),
             (_decode(self.spec, decoder), _decode_inputs(self.spec), {"batch": batches}),
         ):
@@ -287,6 +290,17 @@ def _copy(
     return jax.tree.map(copied, {"cache": dict(state["cache"]), "slot": dict(state["slot"])}), {"n": n}
 
 
+def _exchange(net: Any, state: State, *, one: jax.Array, other: jax.Array) -> tuple[State, Mapping[str, jax.Array]]:
+    """Has two slots change places; gives back the first."""
+
+    def exchanged(leaf: jax.Array) -> jax.Array:
+        rows = [jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False) for index in (one, other)]
+        leaf = jax.lax.dynamic_update_index_in_dim(leaf, rows[1], one, axis=0)
+        return jax.lax.dynamic_update_index_in_dim(leaf, rows[0], other, axis=0)
+
+    return jax.tree.map(exchanged, {"cache": dict(state["cache"]), "slot": dict(state["slot"])}), {"one": one}
+
+
 def _prefill(decoder: _Recompute | None) -> Callable[..., Any]:
     def prefill(
         net: Any, state: State, *, tokens: jax.Array, slot: jax.Array, start: jax.Array
@@ -335,8 +349,8 @@ def _decode(spec: LanguageSpec, decoder: _Recompute | None) -> Callable[..., Any
                 stops=stops,
                 forced=jax.lax.dynamic_index_in_dim(forced, step, axis=1, keepdims=False),
                 mask=mask,
-                bias=slot["bias"][:batch],
-                counts=slot["counts"][:batch],
+                bias=slot["bias"],
+                counts=slot["counts"],
                 positions=positions + 1,
             )
             drawn = draw(logits, given)
@@ -381,8 +395,8 @@ def _written(outputs: Mapping[str, jax.Array], step: jax.Array, run: jax.Array, 
 class _Recompute:
     """A decoder around a network without a cache: what it keeps of a sequence is its tokens."""
 
-    def __init__(self, length: int, sizes: Sequence[int], vocabulary: int) -> None:
-        self._sizes = [*(size for size in sizes if size < length), length]
+    def __init__(self, context: int, sizes: Sequence[int], vocabulary: int) -> None:
+        self._sizes = [*(size for size in sizes if size < context), context]
         self._vocabulary = vocabulary
 
     def prefill(self, cache: Cache, tokens: jax.Array, slot: jax.Array, start: jax.Array) -> Cache:
@@ -415,9 +429,7 @@ def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Paramete
         return {}
 
 
-def _describe(
-    source: Any, slots: int, length: int, chunks: Sequence[int], vocabulary: int | None
-) -> tuple[Mapping[str, str], int, bool]:
+def _describe(source: Any, slots: int, length: int, vocabulary: int | None) -> tuple[Mapping[str, str], int, bool]:
     """Specs of the cache, the vocabulary, and whether the network has to recompute; nothing is allocated."""
     found: list[tuple[Mapping[str, str], int, bool]] = []
 

@@ -50,7 +50,7 @@ from servax.runtime.watch import Watch
 from servax.stages.buckets import BucketGrid
 from servax.stages.joining import nbytes
 from servax.stages.padding import CheckedTensors, check
-from servax.targets.target import ProgramTable
+from servax.targets.target import FlatArrays, ProgramTable
 
 
 class Swapper(Protocol):
@@ -255,6 +255,7 @@ class LocalServable:
         self._lifecycle.move(State.WARMING)
         try:
             self._costs.set(warm_up(self._executor, self._runner, self._functions, self._grid, self._on_warmed))
+            self._warm_further()
         except ServaxError as error:
             self._lifecycle.fail(error.sentence())
             raise
@@ -355,7 +356,7 @@ class LocalServable:
             finite = require_finite(runner.paths, fresh, runner.params, allow=allow_nonfinite, checkpoint=path)
             self._lifecycle.require(State.READY)
             moved = drift(self._executor, runner, self._functions, self._grid, fresh)
-            size = runner.replace(fresh)
+            size = self._replace(fresh)
             return SwapReport(path, runner.parameter_count, size, time.perf_counter() - began, finite, moved)
 
     def drain(self, timeout: float | None = None) -> int:
@@ -395,6 +396,13 @@ class LocalServable:
     def __repr__(self) -> str:
         functions = ", ".join(self._functions)
         return f"<LocalServable {self._name} ({functions}) on {self._device.platform}:{self._device.id}, {self.state}>"
+
+    def _warm_further(self) -> None:
+        """What else must run before READY; the state starts anew afterwards."""
+
+    def _replace(self, fresh: FlatArrays) -> int:
+        """Puts new parameters in place; returns their bytes."""
+        return self._runner.replace(fresh)
 
     def _prepare(self, request: InferRequest) -> CheckedTensors:
         """The request as the device takes it: tokenized and checked, but neither accepted nor queued."""
