@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from servax.core.errors import NotFound, NotReady
 from servax.core.tensors import Signature
+from servax.protocols.generation_statistics import GenerationStatistics
 from servax.protocols.statistics import Statistics
 from servax.runtime.catalog import Catalog, ModelStatus, status_of
 from servax.runtime.request import InferRequest, InferResult
@@ -83,6 +84,7 @@ class DataPlane:
       closing: whether the process is about to end: nothing new is taken, and nothing is ready.
       repository: loads and unloads models; None where the server has no store.
       statistics: what the models have done so far.
+      generation: likewise, of language models.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class DataPlane:
         for servable in servables:
             self.add(servable)
         self.statistics = Statistics(self.__contains__)
+        self.generation = GenerationStatistics(self.__contains__)
 
     def add(self, servable: Servable) -> None:
         """Puts a servable under its name and version, in place of one that had both."""

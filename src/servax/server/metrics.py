@@ -14,7 +14,7 @@ from servax.core.errors import ServaxError
 from servax.protocols.dataplane import DataPlane
 from servax.protocols.statistics import BOUNDS, FunctionCounts, Histogram
 from servax.runtime.servable import State
-from servax.server import triton_metrics
+from servax.server import generation_metrics, triton_metrics
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -72,6 +72,7 @@ class Metrics:
         yield from _counters(functions)
         yield from _durations(functions)
         yield from self._gauges()
+        yield from generation_metrics.families(self._plane)
         responses = CounterMetricFamily("servax_http_responses", "HTTP responses.", labels=("status",))
         for status, count in sorted(self._responses.items()):
             responses.add_metric((str(status),), count)

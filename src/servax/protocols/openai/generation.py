@@ -45,7 +45,7 @@ class Work:
         """Raises ContextLengthExceeded or InvalidInput for a prompt that cannot be answered."""
         for prompt in self.prompts:
             try:
-                self.servable.engine.check(len(prompt), self.params.max_tokens)
+                self.servable.engine.check(len(prompt), self.params)
             except TooLarge:
                 answer = 1 if self.params.max_tokens is None else self.params.max_tokens
                 context = self.servable.spec.context

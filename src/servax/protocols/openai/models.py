@@ -62,8 +62,7 @@ class Models:
     def healthy(self) -> bool:
         """Whether all models answer and no engine is stuck."""
         engines = [each.engine for each in usable(self._plane) if isinstance(each, LanguageServable)]
-        now = time.monotonic()
-        return self._plane.ready and not any(each.busy and now - each.status.beat > _STALLED for each in engines)
+        return self._plane.ready and not any(each.status.silent > _STALLED for each in engines)
 
     def _told(self, servable: Servable) -> dict[str, Any]:
         length = {"max_model_len": servable.spec.context} if isinstance(servable, LanguageServable) else {}
