@@ -5,7 +5,7 @@ import pytest
 
 import text_toys as toys
 from servax.core.errors import ExecutionError, NotReady
-from servax.generation.engine import EngineLimits
+from servax.generation.entrance import EngineLimits
 from servax.generation.template import ChatTemplate
 from servax.protocols.dataplane import DataPlane
 from servax.server.background import serve
