@@ -429,16 +429,22 @@ def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Paramete
         return {}
 
 
+def _is_factory(source: Any) -> bool:
+    """Whether it is called with nothing to make a network; a live network is called with tokens."""
+    if not callable(source) or isinstance(source, Decoder):
+        return False
+    return all(
+        each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for each in _parameters_of(source).values()
+    )
+
+
 def _describe(source: Any, slots: int, length: int, vocabulary: int | None) -> tuple[Mapping[str, str], int, bool]:
     """Specs of the cache, the vocabulary, and whether the network has to recompute; nothing is allocated."""
     found: list[tuple[Mapping[str, str], int, bool]] = []
 
     def look() -> int:
-        net = (
-            source()
-            if callable(source) and not isinstance(source, Decoder) and not hasattr(source, "decode")
-            else source
-        )
+        net = source() if _is_factory(source) else source
         if isinstance(net, Decoder):
             found.append((net.cache(slots, length), net.vocabulary, False))
         elif callable(net) and vocabulary is not None:
