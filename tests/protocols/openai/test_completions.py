@@ -151,7 +151,7 @@ def test_a_prompt_at_the_limit_and_one_over(http):
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
-        ({"prompt": [1000]}, None),
+        ({"prompt": [1000]}, "prompt"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
