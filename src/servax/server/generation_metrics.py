@@ -70,11 +70,17 @@ _FINISHED = ("stop", "length", "abort")
 
 
 def families(plane: DataPlane) -> Iterator[Metric]:
-    """All of them, if there is a language model; labels are model and version, and vLLM's `model_name` and `engine`."""
+    """Servax's by model and version; vLLM's by `model_name` and `engine`, where there is a language model."""
     statuses = dict(_statuses(plane))
     counted = plane.generation.versions()
-    if not statuses and not counted:
-        return
+    for family in _families(statuses, counted):
+        if statuses or counted or not family.name.startswith("vllm:"):
+            yield family
+
+
+def _families(
+    statuses: Mapping[tuple[str, str], EngineStatus], counted: Mapping[tuple[str, str], GenerationCounts]
+) -> Iterator[Metric]:
     yield from _counters(counted)
     for name, (own, theirs, text) in _HISTOGRAMS.items():
         yield from _histograms(own, theirs, text, {key: getattr(counts, name) for key, counts in counted.items()})
