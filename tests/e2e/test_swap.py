@@ -55,9 +55,9 @@ def test_a_swap_under_load(bundle: Path, tmp_path: Path, wrapper: str) -> None:
     new = checkpoint(tmp_path / "new", 2.0)
     x = np.ones((3, 8), np.float32)
     with servax.load(bundle, require=wrapper) as servable, servax.serve(servable, port=0) as server:
-        swapped, enough = threading.Event(), threading.Event()
+        swapped, enough = threading.Event(), [threading.Event() for _ in range(3)]
 
-        def client(_: int) -> list[float]:
+        def client(own: int) -> list[float]:
             seen: list[float] = []
             with servax.load(server.url) as remote:
                 for number in range(2000):
@@ -65,14 +65,14 @@ def test_a_swap_under_load(bundle: Path, tmp_path: Path, wrapper: str) -> None:
                     assert np.ptp(answer) == 0, "an answer mixes old and new weights"
                     seen.append(float(answer.flat[0]))
                     if number == 20:
-                        enough.set()
+                        enough[own].set()
                     if swapped.is_set() and seen[-1] == 16.0:
                         break
             return seen
 
         with ThreadPoolExecutor(3) as pool:
             clients = [pool.submit(client, number) for number in range(3)]
-            assert enough.wait(60)
+            assert all(each.wait(60) for each in enough)
             before = len(_events)
             servable.swap(new)
             swapped.set()
