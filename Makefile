@@ -9,7 +9,7 @@ MODEL  ?= minilm
 ARGS   ?=
 SYNC   := UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv sync --quiet --frozen --inexact --python $(BIN)/python --extra tensorflow --no-default-groups
 
-.PHONY: help setup demo test test-long lint format bench bench-serving docs clean
+.PHONY: help setup demo test test-long lint format bench bench-serving bench-generation docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench: $(VENV)/.servax-dev  ## every benchmark, results in bench/results/
 
 bench-serving: $(VENV)/.servax-dev  ## servax against other servers, each in a venv of its own; ARGS=--quick is short
 	$(BIN)/python bench/serving.py $(ARGS)
+
+bench-generation: $(VENV)/.servax-dev  ## servax's engine against llama.cpp, torch and plain JAX; ARGS=--quick is short
+	$(BIN)/python bench/generation.py $(ARGS)
 
 docs: $(VENV)/.servax-dev  ## the documentation, into docs/_build/html
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html

@@ -18,14 +18,18 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
 
 
-def pinned(core: int, command: Sequence[str], nice: int = 0) -> list[str]:
-    """The command, kept on one core with all that it starts; in a session of its own `nice` counts on a desktop too."""
-    return [sys.executable, "-I", "-S", "-c", _PINNED, str(core), str(nice), *command]
+def pinned(core: int | None, command: Sequence[str], nice: int = 0) -> list[str]:
+    """The command, kept on one core with all that it starts; in a session of its own `nice` counts on a desktop too.
+
+    A core of None: on all of them.
+    """
+    return [sys.executable, "-I", "-S", "-c", _PINNED, "" if core is None else str(core), str(nice), *command]
 
 
 _PINNED = """
 import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
+if sys.argv[1]:
+    os.sched_setaffinity(0, {int(sys.argv[1])})
 if int(sys.argv[2]):
     os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[2]))
     try:  # Linux weighs sessions against one another before it weighs processes
