@@ -11,13 +11,12 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from servax.checkpoint.quantized import restore_quantized
-from servax.zoo import smollm2
+from measure import smollm2
 from servax.zoo.gguf_tokenizer import tokenizer_of_gguf
+from servax.zoo.smollm2 import package_file
 
 WINDOW = 250
 TEXT = "compound"
@@ -50,15 +49,11 @@ def _log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     checkpoint, count = sys.argv[1], int(sys.argv[2])
-    ids = tokenizer_of_gguf(smollm2.package_file()).encode(topics[TEXT]).ids[: count + 1]
+    ids = tokenizer_of_gguf(package_file()).encode(topics[TEXT]).ids[: count + 1]
     networks: dict[str, Any] = {}
     for weights in ("float32", "bfloat16", "int8"):
-        graph, like = nnx.split(nnx.eval_shape(lambda weights=weights: smollm2.network(weights)))
-        if weights == "bfloat16":
-            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), like)
-        restored = restore_quantized(checkpoint, like=nnx.to_pure_dict(like))
-        nnx.replace_by_pure_dict(like, restored.params)
-        networks[weights] = jax.jit(lambda state, tokens, graph=graph: nnx.merge(graph, state)(tokens)), like
+        graph, state = smollm2.network(checkpoint, weights)
+        networks[weights] = jax.jit(lambda state, tokens, graph=graph: nnx.merge(graph, state)(tokens)), state
     found: dict[str, list[dict[str, float]]] = {"bfloat16": [], "int8": []}
     for start in range(0, count, WINDOW):
         tokens = np.array(ids[start : start + WINDOW], np.int32)

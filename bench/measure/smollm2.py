@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,27 @@ def checkpoint(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         smollm2.convert(smollm2.package_file(), path)
     return path
+
+
+def network(checkpoint: str, weights: str) -> tuple[Any, Any]:
+    """Graph and state of the network, its weights kept as asked for."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from servax.checkpoint.quantized import restore_quantized
+
+    graph, like = nnx.split(nnx.eval_shape(lambda: smollm2.network(weights)))
+    if weights == "bfloat16":
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), like)
+    wanted = _keys(nnx.to_pure_dict(like), str)
+    restored = restore_quantized(checkpoint, like=wanted, placement=jax.devices()[0]).params
+    nnx.replace_by_pure_dict(like, _keys(restored, lambda key: int(key) if key.isdigit() else key))
+    return graph, like
+
+
+def _keys(tree: Any, change: Callable[[Any], Any]) -> Any:
+    return {change(key): _keys(value, change) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def bundle(folder: Path, weights: str) -> Path:

@@ -14,22 +14,18 @@ import numpy as np
 from flax import nnx
 from generator import serve
 
-from servax.zoo import smollm2
+from measure import smollm2
 
 
 class Naive:
     def __init__(self, checkpoint: str) -> None:
-        from orbax.checkpoint import v1
-
-        graph, like = nnx.split(nnx.eval_shape(smollm2.network))
-        state = v1.load(checkpoint, nnx.to_pure_dict(like))
-        nnx.replace_by_pure_dict(like, state)
+        graph, self.state = smollm2.network(checkpoint, "float32")
 
         @jax.jit
         def likeliest(state, tokens, last):
             return jnp.argmax(nnx.merge(graph, state)(tokens)[:, last], axis=-1)
 
-        self.likeliest, self.state = likeliest, like
+        self.likeliest = likeliest
 
     def first(self, prompt: list[int]) -> float:
         tokens = np.zeros((1, -(-len(prompt) // 128) * 128), np.int32)
