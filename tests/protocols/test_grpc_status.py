@@ -11,6 +11,9 @@ from servax.protocols.grpc.status import abort, code_of, message_of
 class Context:
     """Remembers how it was aborted."""
 
+    def trailing_metadata(self):
+        return (("x-request-id", "r1"),)
+
     async def abort(self, code, details, trailing):
         self.ended = (code, details, trailing)
         raise grpc.aio.AbortError
@@ -48,8 +51,8 @@ def test_who_is_refused_for_load_is_told_when_to_come_again():
     code, details, trailing = aborted(full)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert details == "the queue is full; seen 4096 requests."
-    assert trailing == (("grpc-retry-pushback-ms", "250"),)
-    assert aborted(errors.InvalidInput("wrong"))[2] == ()
+    assert trailing == (("x-request-id", "r1"), ("grpc-retry-pushback-ms", "250"))
+    assert aborted(errors.InvalidInput("wrong"))[2] == (("x-request-id", "r1"),)
 
 
 def test_a_fault_of_ours_is_said_in_full_to_the_operator_alone():

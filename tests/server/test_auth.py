@@ -167,6 +167,33 @@ def test_a_file_without_a_good_key_is_refused(tmp_path, content, said):
     assert ALICE not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", "no text"),
+        (b"0123456789abcdef\0\n", "no text"),
+        (b"# " + b"x" * (1 << 20), "more than 1048576 bytes"),
+    ],
+)
+def test_what_is_no_file_of_keys_is_refused(tmp_path, content, said):
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    with pytest.raises(StartupError, match=said) as caught:
+        Keys(KeySources(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_without_an_end_is_refused_after_its_beginning():
+    with pytest.raises(StartupError, match="more than"):
+        Keys(KeySources(Path("/dev/zero")))
+
+
+def test_a_file_of_keys_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbf" + ALICE.encode())
+    assert Keys(KeySources(path)).identify(ALICE.encode()) is not None
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(StartupError, match="cannot be read"):
         Keys(KeySources(tmp_path / "nope"))

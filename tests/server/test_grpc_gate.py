@@ -59,6 +59,25 @@ def test_a_call_has_a_line_with_its_code_and_without_its_key(servable):
     assert responses == {"OK": 1}
 
 
+@pytest.mark.parametrize(("given", "back"), [("r1", ["r1"]), ("r 1", []), (None, [])])
+def test_an_id_comes_back_with_the_status(servable, given, back):
+    async def scene() -> list[list[str]]:
+        gate = GrpcGate(access=None, log=None, responses={})
+        server = GrpcServer(DataPlane([servable]), host="127.0.0.1", port=0, wrap=gate.wrap)
+        port = await server.start()
+        found = list[list[str]]()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            metadata = () if given is None else (("x-request-id", given),)
+            for method in ("ServerMetadata", "ModelInfer"):  # one is answered, one refused
+                call = channel.unary_unary(f"{SERVICE}/{method}")(b"", metadata=metadata, timeout=60)
+                await call.code()
+                found.append([value for key, value in await call.trailing_metadata() if key == "x-request-id"])
+        await server.stop(5)
+        return found
+
+    assert asyncio.run(scene()) == [back, back]
+
+
 def test_errors_and_refusals_have_theirs(servable):
     (failed, refused), responses = lines_of(
         servable,

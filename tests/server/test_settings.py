@@ -91,6 +91,43 @@ def test_a_file_that_is_not_there(tmp_path):
         resolve({}, file=tmp_path / "nope")
 
 
+@pytest.mark.parametrize("name", ["body_timeout", "idle_timeout", "poll"])
+@pytest.mark.parametrize("text", ["0", "0ms", "-1s"])
+def test_a_time_that_leaves_none_is_refused(name, text):
+    with pytest.raises(UsageError, match=name.replace("_", "-")):
+        resolve({name: text})
+
+
+def test_a_drain_may_take_no_time_at_all():
+    assert make(drain_timeout="0").drain_timeout == 0.0
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["app.example.com", "https://app.example.com/", "https://a.example/page", "https://", "https://A.example", "a b",
+     "https://a.example:443", "http://a.example:80", "null", "https://*.example.com", "https://user@a.example"],
+)  # fmt: skip
+def test_what_no_browser_sends_as_an_origin_is_refused(origin):
+    with pytest.raises(UsageError, match="is no origin") as caught:
+        resolve({"cors_origin": ["https://good.example", origin]})
+    assert "--cors-origin" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "https://app.example.com", "http://localhost:3000", "http://[::1]:8080", "https://a.example:80",
+     "chrome-extension://abcdefghijklmnop"],
+)  # fmt: skip
+def test_what_is_an_origin(origin):
+    assert make(cors_origin=[origin]).cors_origin == (origin,)
+
+
+def test_models_to_begin_with_need_explicit_control():
+    assert make(load=["a", "b"], control="explicit").load == ("a", "b")
+    with pytest.raises(UsageError, match="control explicit"):
+        make(load=["a"])
+
+
 @pytest.mark.parametrize("given", [{"tls_cert": "a"}, {"tls_key": "a"}, {"tls_client_ca": "a"}])
 def test_parts_of_tls_belong_together(given):
     with pytest.raises(UsageError, match="tls"):

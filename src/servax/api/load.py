@@ -115,6 +115,13 @@ def load(
     if isinstance(subject, (str, os.PathLike)) and is_bundle(subject):
         if is_version(directory := os.path.basename(os.path.normpath(subject))):
             options = replace(options, version=directory)
+        of_checkpoint = {"select": select, "step": step, "item": item}
+        if checkpoint is None and (wrong := [key for key, value in of_checkpoint.items() if value is not None]):
+            raise UsageError(
+                f"{', '.join(wrong)} cannot be given with a bundle alone: it has one set of weights",
+                where=str(subject),
+                remedy="name the checkpoint that has the weights, too",
+            )
         given = {
             "params": params,
             "dtype": dtype,

@@ -22,37 +22,65 @@ if TYPE_CHECKING:
 _OF_ONE_MODEL = {"name", "checkpoint", "select", "step", "item", "model", "dtype", "weights", "bucket", "bucket_file"}
 """Settings that say something of one bundle or model."""
 
-_OF_STORES = {"policy", "label", "split", "poll", "swap", "control"}
+_OF_STORES = {"policy", "label", "split", "poll", "swap", "control", "load"}
 """Settings that only a store has a use for."""
+
+_OF_LOADING = {"require", "platform", "no_executables", "cache_dir", "max_delay", "max_queue", "max_queue_bytes"}
+"""Settings of how each version of a store is loaded, and its requests joined."""
 
 
 def serve(
-    servable: Servable | Iterable[Servable],
+    source: Servable | Iterable[Servable] | str | os.PathLike[str],
     port: int = 8000,
     host: str = "127.0.0.1",
     *,
     grpc_port: int | None = None,
     **options: Any,
 ) -> BackgroundServer:
-    """Serves a servable, or several, from a background thread; running the cell again replaces the server.
+    """Serves from a background thread; running the cell again replaces the server.
 
     Args:
-      servable: what to serve; it stays the caller's to close.
+      source: a servable, or several, which stay the caller's to close; or the directory of a store, which is loaded
+        first, and closed with the server.
       port: of HTTP; 0 picks a free one.
       host: loopback unless told otherwise.
       grpc_port: of gRPC; 0 picks a free one; None: no gRPC.
       options: more of `servax serve`'s, by name: `max_body="1MiB"`, `api_key_file="keys"`, `cors_origin=["http://a"]`.
+        Those of stores, loading and batching are for a store alone: `policy="all"`, `poll="10s"`.
 
     Returns:
       A server with `url`, `grpc` and `close()`.
 
     Raises:
-      UsageError: an option cannot be used.
-      StartupError: another process has the port; keys or certificates cannot be read.
+      UsageError: an option cannot be used, or the directory is no store.
+      StartupError: another process has the port; keys or certificates cannot be read; a model of the store has no
+        version that serves.
     """
     from servax.server.background import serve as serve_in_background
 
-    return serve_in_background(servable, port, host, grpc_port=grpc_port, **options)
+    if not isinstance(source, (str, os.PathLike)):
+        return serve_in_background(source, port, host, grpc_port=grpc_port, **options)
+    from servax.protocols.dataplane import DataPlane
+    from servax.server.settings import make
+    from servax.targets.bundle import is_bundle
+
+    if is_bundle(source):
+        raise UsageError(
+            "a bundle is loaded before it is served",
+            where=os.fspath(source),
+            expected="a servable, or the directory of a store",
+            remedy=f"servax.serve(servax.load({os.fspath(source)!r}))",
+        )
+    of_store = {"cache_dir": "none"} | {name: options[name] for name in options if name in _OF_STORES | _OF_LOADING}
+    others = {name: value for name, value in options.items() if name not in of_store}
+    models = _stored(os.fspath(source), make(**of_store | others))
+    plane = DataPlane(catalog=models.catalog, repository=models.repository)
+    try:
+        models.start()
+        return serve_in_background(plane, port, host, grpc_port=grpc_port, closing=models.close, **others)
+    except BaseException:
+        models.close()
+        raise
 
 
 def run(given: Mapping[str, Any], *, config: str | os.PathLike[str] | None = None, as_json: bool = False) -> int:
@@ -138,6 +166,7 @@ def _stored(path: str, settings: Settings) -> Models:
     options = StoreOptions(
         rules,
         control=settings.control,
+        start=settings.load or None,
         poll=settings.poll,
         swap=settings.swap,
         drain_timeout=settings.drain_timeout,

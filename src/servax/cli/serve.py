@@ -85,6 +85,10 @@ def command(
     control: Annotated[
         str, typer.Option("--control", help="explicit: models are loaded and unloaded by the repository extension.")
     ] = "none",
+    load: Annotated[
+        list[str] | None,
+        typer.Option("--load", help="Model to begin with under --control explicit. Repeatable.", show_default=False),
+    ] = None,
     max_delay: Annotated[
         str, typer.Option("--max-delay", help="How long a request is held back for others: 5ms, 0, or adaptive.")
     ] = "adaptive",

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 JSON = b"application/json"
+
+_TIMINGS: dict[tuple[str, ...], bytes] = {}
+"""By the names of steps, the text that their times are put into."""
 
 _LINGER = 2.0
 """Seconds in which a client that still sends may read why its request is refused."""
@@ -206,6 +209,15 @@ async def _stream(send: Send, answer: Streamed) -> None:
         async for part in parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+def server_timing(times: Mapping[str, float]) -> Header:
+    """The header that says what each step took: seconds by step, told in milliseconds."""
+    steps = tuple(times)
+    form = _TIMINGS.get(steps)
+    if form is None:
+        form = _TIMINGS[steps] = ", ".join(f"{step};dur=%.3f" for step in steps).encode()
+    return b"server-timing", form % tuple([seconds * 1e3 for seconds in times.values()])
 
 
 def status_of(error: ServaxError) -> int:

@@ -496,6 +496,8 @@ def _absent(model: _Model, version: int) -> ModelStatus:
         reason = "not loaded: unloaded, or never asked for"
     elif model.making_room is not None:
         reason = model.making_room
+    elif version in model.rules.wanted(model.there):
+        reason = "not loaded yet"
     else:
         reason = f"not loaded: the policy is {model.rules.policy}"
     return ModelStatus(model.name, str(version), state, reason)

@@ -23,6 +23,9 @@ _SHORTEST = 16
 _KEY = re.compile(r"[\x21-\x7e]+")
 """What a header carries: printable ASCII without spaces."""
 
+_LARGEST = 1 << 20
+"""Bytes of a file of keys: as many as some 10,000 keys take."""
+
 _REMEDY = "make a key: openssl rand -hex 32"
 
 _ADMIN_METHODS = ("/RepositoryModelLoad", "/RepositoryModelUnload", "/HandleReloadConfigRequest")
@@ -209,10 +212,7 @@ def _stamp(path: Path | None) -> tuple[int, int, int] | None:
 def _file(path: Path | None, kind: str, *, admin: bool) -> Iterator[tuple[str, Identity]]:
     if path is None:
         return
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError("a file of keys cannot be read", where=os.fspath(path), seen=str(error)) from error
+    lines = _text(path).splitlines()
     found = False
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
@@ -224,6 +224,29 @@ def _file(path: Path | None, kind: str, *, admin: bool) -> Iterator[tuple[str, I
         raise StartupError(
             "a file of keys has none", where=os.fspath(path), expected="one a line, or name:key", remedy=_REMEDY
         )
+
+
+def _text(path: Path) -> str:
+    """What stands in a file of keys; bytes of what is none are in no message."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise StartupError("a file of keys cannot be read", where=os.fspath(path), seen=str(error)) from error
+    large = len(content) > _LARGEST
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = None
+    if large or text is None or "\0" in text:
+        raise StartupError(
+            "this is not a file of keys",
+            where=os.fspath(path),
+            seen=f"more than {_LARGEST} bytes" if large else "bytes that are no text",
+            expected="text in UTF-8: one key a line, or name:key",
+            remedy=_REMEDY,
+        )
+    return text
 
 
 def _single(key: str | None, where: str, identity: Identity) -> Iterator[tuple[str, Identity]]:

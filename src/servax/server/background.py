@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,13 +31,19 @@ _SETTINGS = frozenset((
 class BackgroundServer:
     """A server that runs until `close`; the servables are the caller's and stay open.
 
+    Args:
+      plane: what is served.
+      settings: of the server.
+      closing: called once when it has ended, for what is the server's own.
+
     Attributes:
       url: where it is reached, e.g. `http://127.0.0.1:8000`.
       grpc: where its gRPC is reached, e.g. `127.0.0.1:8001`; None without.
     """
 
-    def __init__(self, plane: DataPlane, settings: Settings) -> None:
+    def __init__(self, plane: DataPlane, settings: Settings, closing: Callable[[], None] | None = None) -> None:
         self._plane = plane
+        self._closing = closing
         self._grace = settings.drain_timeout
         self._front = Front(plane, settings)
         self._started = threading.Event()
@@ -63,6 +69,9 @@ class BackgroundServer:
         if self.alive:
             self._loop.call_soon_threadsafe(self._front.stop, self._grace)
         self._thread.join()
+        closing, self._closing = self._closing, None
+        if closing is not None:
+            closing()
         with _lock:
             for key in [key for key, server in _servers.items() if server is self]:
                 del _servers[key]
@@ -103,6 +112,7 @@ def serve(
     host: str = "127.0.0.1",
     *,
     grpc_port: int | None = None,
+    closing: Callable[[], None] | None = None,
     **options: Any,
 ) -> BackgroundServer:
     """Serves in a thread and returns once it listens; a server of this process at the same port is replaced.
@@ -112,6 +122,7 @@ def serve(
       port: 0 picks a free one.
       host: loopback unless told otherwise.
       grpc_port: 0 picks a free one; None: no gRPC.
+      closing: called once when the server has ended.
       options: more settings of `servax serve`, by name: `max_body="1MiB"`, `api_key_file="keys"`. Those of loading, of
         stores, of the log and of the process are refused.
 
@@ -132,7 +143,7 @@ def serve(
         former = _servers.get(port) if port else None
     if former is not None:
         former.close()
-    server = BackgroundServer(plane, chosen)
+    server = BackgroundServer(plane, chosen, closing)
     if port:
         with _lock:
             _servers[port] = server

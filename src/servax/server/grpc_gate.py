@@ -65,6 +65,7 @@ class GrpcGate:
 
         async def call(request: Any, context: Any) -> Any:
             began, sent, gone = time.perf_counter(), 0, False
+            given = _given_id(context)
             try:
                 answer = await inner(request, context)
                 sent = len(answer) if isinstance(answer, bytes) else 0
@@ -73,7 +74,7 @@ class GrpcGate:
                 gone = True
                 raise
             finally:
-                self._ended(method, context, began, sent, gone)
+                self._ended(method, context, given, began, sent, gone=gone)
 
         return call
 
@@ -82,6 +83,7 @@ class GrpcGate:
 
         async def call(request: Any, context: Any) -> Any:
             began, gone = time.perf_counter(), False
+            given = _given_id(context)
             try:
                 answers = inner(request, context)
                 if hasattr(answers, "__aiter__"):
@@ -93,7 +95,7 @@ class GrpcGate:
                 gone = True
                 raise
             finally:
-                self._ended(method, context, began, 0, gone)
+                self._ended(method, context, given, began, 0, gone=gone)
 
         return call
 
@@ -106,7 +108,7 @@ class GrpcGate:
             client = self._clients[peer] = peer.partition(":")[2].rpartition(":")[0] or "-"
         return client
 
-    def _ended(self, method: str, context: Any, began: float, sent: int, gone: bool) -> None:
+    def _ended(self, method: str, context: Any, given: str | None, began: float, sent: int, *, gone: bool) -> None:
         told = context.code()  # a number until something has set it
         code = told if isinstance(told, grpc.StatusCode) else _CODES.get(told or 0, grpc.StatusCode.UNKNOWN)
         name = "CANCELLED" if gone and code is grpc.StatusCode.OK else code.name
@@ -114,18 +116,13 @@ class GrpcGate:
         refused = code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
         if self._log is None or (method.endswith(_QUIET) and not refused):
             return
-        given, identity = None, None
-        metadata = context.invocation_metadata() or ()
-        for key, value in metadata:
-            if key == "x-request-id":
-                given = value
-        if given is None or not isinstance(given, str) or not _GIVEN_ID.fullmatch(given):
-            given = f"{self._prefix}{next(self._numbers):08x}"
+        identity = None
         if self._access is not None:
+            metadata = context.invocation_metadata() or ()
             identity = self._access.known({key: value for key, value in metadata if isinstance(value, str)})
         self._log.add(
             Line(
-                given,
+                given or f"{self._prefix}{next(self._numbers):08x}",
                 self._client(context.peer()),
                 None if identity is None else identity.name,
                 "gRPC",
@@ -137,3 +134,15 @@ class GrpcGate:
                 sent,
             )
         )
+
+
+def _given_id(context: Any) -> str | None:
+    """The id that a call brings along, which then goes back with its status; None for none, or one of another form."""
+    given = None
+    for key, value in context.invocation_metadata() or ():
+        if key == "x-request-id":
+            given = value
+    if not isinstance(given, str) or not _GIVEN_ID.fullmatch(given):
+        return None
+    context.set_trailing_metadata((("x-request-id", given),))
+    return given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,8 +57,35 @@ def _delay(value: Any) -> float | None:
     return None if value is None or value == "adaptive" else parse_duration(value)
 
 
+def _period(value: Any) -> float | None:
+    """A time in which something has to happen: with none at all it never could."""
+    if value is None:
+        return None
+    seconds = parse_duration(value)
+    if not seconds > 0:
+        raise UsageError("it is above 0", expected="such as 30s")
+    return seconds
+
+
+def _origin(value: str) -> str:
+    match = _ORIGIN.fullmatch(value)
+    if value != "*" and (match is None or (match[1], match[2]) in _OWN_PORTS):
+        raise UsageError(
+            f"{value!r} is no origin as a browser sends it",
+            expected="SCHEME://HOST or SCHEME://HOST:PORT in lower case, without a path, a closing slash or the "
+            "scheme's own port: https://app.example.com; or * for every origin",
+        )
+    return value
+
+
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+_OWN_PORTS = (("http", "80"), ("https", "443"))
+"""Ports that a browser leaves out."""
+
 Size = Annotated[int, _parsed(parse_size), Field(ge=1)]
 Duration = Annotated[float, _parsed(parse_duration)]
+Period = Annotated[float, _parsed(_period)]
+Origin = Annotated[str, _parsed(_origin)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_list)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
@@ -95,9 +123,9 @@ class Settings(BaseSettings):
     max_queue: Annotated[int, Field(ge=1)] = 4096
     max_queue_bytes: Size = 1 << 30
     max_body: Size = 64 << 20
-    body_timeout: Duration = 30.0
+    body_timeout: Period = 30.0
     max_connections: Annotated[int, Field(ge=1)] | None = None
-    idle_timeout: Duration = 75.0
+    idle_timeout: Period = 75.0
     drain_timeout: Duration = 30.0
     threads: Annotated[int, Field(ge=1)] | None = None
     record_shapes: Path | None = None
@@ -105,9 +133,10 @@ class Settings(BaseSettings):
     policy: str = "latest:1"
     label: Texts = ()
     split: str | None = None
-    poll: Annotated[float | None, _parsed(lambda value: None if value is None else parse_duration(value))] = None
+    poll: Annotated[float | None, _parsed(_period)] = None
     swap: Literal["keep-both", "unload-first"] = "keep-both"
     control: Literal["none", "explicit"] = "none"
+    load: Texts = ()
 
     api_key_file: Path | None = None
     admin_key_file: Path | None = None
@@ -117,7 +146,7 @@ class Settings(BaseSettings):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    cors_origin: Texts = ()
+    cors_origin: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_list)] = ()
 
     access_log: bool = True
     log_format: Literal["logfmt", "json"] = "logfmt"
@@ -142,6 +171,8 @@ class Settings(BaseSettings):
             raise ValueError("tls-cert and tls-key belong together: one of them is not given")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls-client-ca needs tls-cert and tls-key")
+        if self.load and self.control != "explicit":
+            raise ValueError("load needs control explicit: without it every model is loaded")
         return self
 
 

@@ -57,6 +57,8 @@ async def abort(context: Any, error: Exception) -> NoReturn:
     """Ends a call with the status of an error, and says when to come again where the error knows."""
     shown = told(error)
     retry_after = getattr(shown, "retry_after", None)
-    trailing = () if retry_after is None else ((_PUSHBACK, str(max(1, round(retry_after * 1e3)))),)
+    trailing = tuple(context.trailing_metadata() or ())  # such as the request's id
+    if retry_after is not None:
+        trailing += ((_PUSHBACK, str(max(1, round(retry_after * 1e3)))),)
     await context.abort(code_of(shown), message_of(shown), trailing)
     raise AssertionError("abort raises")

@@ -17,7 +17,7 @@ import numpy as np
 from servax.core.errors import InvalidInput
 from servax.core.tensors import Signature
 from servax.protocols.dataplane import DataPlane
-from servax.protocols.http import JSON, Answer, Incoming
+from servax.protocols.http import JSON, Answer, Incoming, server_timing
 from servax.protocols.npy import CONTENT_TYPE as NPY
 from servax.protocols.npy import read_npy, write_npy
 from servax.protocols.open_inference import binary, codec, messages
@@ -34,9 +34,6 @@ _PACKED = (MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack")
 _FORMS = {NPY: NPY, **dict.fromkeys(_PACKED, MSGPACK), JSON: JSON, binary.CONTENT_TYPE: binary.CONTENT_TYPE}
 _SIGNATURES = 1024
 """Signatures and forms of answers whose outputs are remembered."""
-
-_TIMINGS: dict[tuple[str, ...], bytes] = {}
-"""By the names of steps, the text that their times are put into."""
 
 _ALL_BINARY = {"binary_data_output": True}
 _BINARY_KINDS = (b"\xc4", b"\xc5", b"\xc6")
@@ -114,7 +111,7 @@ class Inference:
         answered_by = result.version or version or self._plane.get(model).version
         answer = _answer((model, answered_by, function), message.id, outputs, wanted, result)
         if self._timings:
-            answer.headers = (*answer.headers, (b"server-timing", _timing(result.times)))
+            answer.headers = (*answer.headers, server_timing(result.times))
         return answer
 
     def _chosen(self, message: Any, signature: Signature, wanted: bytes) -> Sequence[Output]:
@@ -148,15 +145,6 @@ class Inference:
                 remedy="send JSON, with the tensors in binary behind it where they are large",
             )
         return {required[0].name: read_npy(required[0], incoming.body)}
-
-
-def _timing(times: Mapping[str, float]) -> bytes:
-    """Seconds by step as the header Server-Timing has them, in milliseconds."""
-    steps = tuple(times)
-    form = _TIMINGS.get(steps)
-    if form is None:
-        form = _TIMINGS[steps] = ", ".join(f"{step};dur=%.3f" for step in steps).encode()
-    return form % tuple([seconds * 1e3 for seconds in times.values()])
 
 
 def _wanted(accept: bytes | None, form: bytes) -> bytes:

@@ -16,7 +16,7 @@ from servax.core.errors import InvalidInput, NotFound
 from servax.protocols.bodies import Limits
 from servax.protocols.calls import Receive
 from servax.protocols.dataplane import DataPlane
-from servax.protocols.http import Answer, Endpoint, Incoming, Scope, Send, respond
+from servax.protocols.http import Answer, Endpoint, Incoming, Scope, Send, respond, server_timing
 from servax.protocols.tfserving import messages
 from servax.protocols.tfserving.inputs import from_inputs, from_instances, read
 from servax.protocols.tfserving.names import Called, Target, called, servable_of, statuses_of
@@ -104,8 +104,7 @@ class TFServing:
         result = await self._plane.infer(target.model, target.version, request, target.label)
         answer = Answer((write_predictions if by_row else write_outputs)(result.tensors))
         if self._timings:
-            steps = ", ".join(f"{step};dur={seconds * 1e3:.3f}" for step, seconds in result.times.items())
-            answer.headers = [(b"server-timing", steps.encode())]
+            answer.headers = [server_timing(result.times)]
         return answer
 
     def _added(self, target: Target) -> Mapping[str, Any]:
