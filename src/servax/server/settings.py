@@ -63,7 +63,7 @@ def _period(value: Any) -> float | None:
         return None
     seconds = parse_duration(value)
     if not seconds > 0:
-        raise UsageError("it is above 0", expected="such as 30s")
+        raise UsageError("the time has to be above 0", expected="such as 30s")
     return seconds
 
 
@@ -71,7 +71,7 @@ def _origin(value: str) -> str:
     match = _ORIGIN.fullmatch(value)
     if value != "*" and (match is None or (match[1], match[2]) in _OWN_PORTS):
         raise UsageError(
-            f"{value!r} is no origin as a browser sends it",
+            "this is no origin as a browser sends it",
             expected="SCHEME://HOST or SCHEME://HOST:PORT in lower case, without a path, a closing slash or the "
             "scheme's own port: https://app.example.com; or * for every origin",
         )
