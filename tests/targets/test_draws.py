@@ -47,3 +47,14 @@ def test_inputs_without_floats_have_no_sign():
     signature = Signature((TensorSpec.parse("tokens", "int32[batch, length]"),), (), batch="batch")
     recipe = draws.padded(signature, BUCKET, draws.Ranges(), "place")
     assert draws.one_sided(recipe, negative=True) is None
+
+
+def test_what_a_function_says_of_its_inputs_is_kept_to() -> None:
+    signature = Signature(
+        (TensorSpec.parse("live", "bool[batch]"), TensorSpec.parse("steps", "int32[]")), (), batch="batch", lengths={}
+    )
+    ranges = draws.Ranges(most=1, told={"live": (1, 1), "steps": (2, 3)})
+    drawn = draws.full(signature, Bucket.of(batch=9), ranges, "decode")
+    assert drawn["live"].array().all()
+    assert drawn["live"].array().dtype == np.bool_
+    assert drawn["steps"].array() in (2, 3)

@@ -29,7 +29,7 @@ class Function:
         functions of one model share one state, and their programs donate it.
       buckets: default sizes by dimension, e.g. `{"batch": (1, 8), "length": (32, 128)}`.
       processors: by name of the program's input that each one produces.
-      valid: number of valid values, 0 and up, of integer inputs of which this cannot be seen where they are used.
+      told: smallest and largest value, in samples for parity, of integer and boolean inputs whose use does not show it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Function:
     state: tuple[TensorSpec, ...] | None = None
     buckets: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     processors: Mapping[str, Processor] = field(default_factory=dict[str, Processor])
-    valid: Mapping[str, int] = field(default_factory=dict[str, int])
+    told: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def with_signature(self, signature: Signature) -> Function:
         """The same function with another signature."""

@@ -35,8 +35,8 @@ Cache = Mapping[str, Any]
 
 State = Mapping[str, Any]
 
-_VALID = {"steps": 3, "limit": 2**30}
-"""Of the inputs of parity's samples: up to two steps, since op by op each costs all layers, and rows that go on."""
+_TOLD = {"steps": (1, 2), "live": (1, 1), "limit": (2**20, 2**30)}
+"""Of the inputs of parity's samples: rows that run and go on, and two steps at most: op by op each costs all layers."""
 
 
 @runtime_checkable
@@ -181,8 +181,8 @@ class LanguageModel(Model):
         ):
             declared = function.__name__.strip("_")
             self.function(inputs=inputs, buckets=buckets, stateful=True, name=declared)(function)
-            valid = {key: count for key, count in _VALID.items() if key in inputs}
-            self.functions[declared] = replace(self.functions[declared], valid=valid)
+            told = {key: values for key, values in _TOLD.items() if key in inputs}
+            self.functions[declared] = replace(self.functions[declared], told=told)
 
     def texts(self) -> LanguageTexts:
         """Its tokenizer and chat template, read now.

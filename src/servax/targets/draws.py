@@ -26,12 +26,14 @@ class Ranges:
 
     Attributes:
       integers: number of valid values, 0 and up, by input; `TOKENS` where absent.
-      most: no integer input has more valid values than this.
+      told: smallest and largest value of integer and boolean inputs for which the function says so itself.
+      most: no other integer input has more valid values than this.
       floats: normal, or the absolute value of that.
       scale: of the floats.
     """
 
     integers: Mapping[str, int] = field(default_factory=dict[str, int])
+    told: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     most: int = 2**31
     floats: Literal["normal", "positive"] = "normal"
     scale: float = 1.0
@@ -48,6 +50,9 @@ class Ranges:
         """The recipe of one input; `place` names it among all, and makes its stream its own."""
         seed = zlib.crc32(f"{place}/{spec.name}".encode())
         kind = spec.numpy_dtype.kind
+        if spec.name in self.told:
+            low, high = self.told[spec.name]
+            return Draw(seed, "integers", spec.dtype, shape, low=low, high=high)
         if kind == "b":
             return Draw(seed, "coin", spec.dtype, shape)
         if spec.name == SEED and spec.dtype == "uint32":

@@ -68,7 +68,7 @@ def profile(function: Function, buckets: Sequence[Bucket], params: Tree) -> Prof
                 known[platform] = max(known.get(platform, each), each, key=lambda rounding: rounding.error)
         for name, count in index_bounds(jaxpr, positions).items():
             bounds[name] = min(count, bounds.get(name, count))
-    return Profile(_working_ranges(source, smallest, Ranges({**bounds, **function.valid}), rounding), rounding)
+    return Profile(_working_ranges(source, smallest, Ranges(bounds, function.told), rounding), rounding)
 
 
 def make(
