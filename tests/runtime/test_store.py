@@ -50,6 +50,22 @@ def test_the_newest_version_is_served_and_the_others_are_known(tmp_path, opened)
     assert reason(store, "1") == "not loaded: the policy is latest:1"
 
 
+def test_a_version_that_waits_for_its_turn_is_not_told_of_as_if_the_policy_left_it_out(tmp_path):
+    for version in (1, 2, 3):
+        put_version(tmp_path, "net", version)
+    told = set()
+
+    def looking(path, name, version):
+        if any(model.name == name for model in store.catalog):
+            told.update(status.reason for status in store.catalog.model(name).statuses)
+        return ToyLoader()(path, name, version)
+
+    store = Store(tmp_path, looking, StoreOptions(rules=Rules(Policy.parse("latest:2"))))
+    store.start()
+    store.close()
+    assert told >= {"not loaded yet", "not loaded: the policy is latest:2"}
+
+
 @pytest.mark.parametrize(
     ("policy", "served"), [("latest:2", {"2", "3"}), ("all", {"1", "2", "3"}), ("specific:1,2", {"1", "2"})]
 )
