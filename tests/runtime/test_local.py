@@ -27,6 +27,7 @@ from servax.core.errors import (
     UsageError,
 )
 from servax.core.events import BatchDone, RequestFailed, StateChanged, listening
+from servax.runtime import executor as executors
 from servax.runtime import memory
 from servax.runtime.request import InferRequest
 from servax.runtime.servable import State
@@ -472,16 +473,23 @@ def test_two_servables_share_the_thread_of_their_device(servable):
 
 
 def test_a_servable_that_is_dropped_gives_back_what_it_held():
+    device = jax.devices()[0]
+
+    def holders() -> int:
+        return executors._executors.get(device, (None, 0))[1]
+
+    before = holders()
     dropped = toys.toy().warm()
-    executor, watched = dropped._executor, weakref.ref(dropped)
+    watched = weakref.ref(dropped)
+    assert holders() == before + 1
     dropped.predict(x=row(1))
     del dropped
     gc.collect()
     assert watched() is None
     for thread in threading.enumerate():
-        if thread.name.startswith("servax-"):
+        if thread.name == "servax-release":
             thread.join(60)
-    assert not executor.alive
+    assert holders() == before
 
 
 def test_requests_are_told_with_their_outcome(servable):
