@@ -5,7 +5,7 @@ VENV   ?= .venv
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 BIN    := $(VENV)/bin
-MODEL  ?= minilm
+MODEL  ?= smollm2
 ARGS   ?=
 SYNC   := UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv sync --quiet --frozen --inexact --python $(BIN)/python --extra tensorflow --no-default-groups
 
@@ -29,7 +29,7 @@ $(VENV)/.servax-dev: $(BIN)/uv pyproject.toml uv.lock
 
 setup: $(VENV)/.servax-dev  ## everything for developing
 
-demo: $(VENV)/.servax-demo  ## the whole way on MiniLM, or MODEL=smollm2, then serve it; ARGS=--exit ends
+demo: $(VENV)/.servax-demo  ## the whole way on SmolLM2, or MODEL=minilm, then serve it; ARGS=--exit ends
 	$(BIN)/servax demo --model $(MODEL) $(ARGS)
 
 test: $(VENV)/.servax-dev  ## the tests, those over a minute left out; ARGS goes to pytest

@@ -153,6 +153,14 @@ def test_of_a_large_state_elements_and_norms_are_kept_and_of_another_the_same_el
     assert other.norm == pytest.approx(2 * found["cache"].norm)
 
 
+def test_half_of_what_is_kept_of_a_cache_are_elements_that_were_written():
+    cache = np.zeros(LIMIT, ml_dtypes.bfloat16)
+    cache[1000:9000] = 3
+    (found,) = kept({"cache": cache}).values()
+    assert np.count_nonzero(found.values) >= SAMPLED // 2
+    np.testing.assert_array_equal(found.values, cache[found.indices])
+
+
 def test_a_small_state_is_copied_whole():
     state = np.ones(3, np.float32)
     found = kept({"s": state})

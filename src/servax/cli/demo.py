@@ -30,7 +30,7 @@ def command(
     model: Annotated[
         DemoModel,
         typer.Option("--model", help="smollm2: a language model that answers; minilm: a sentence in, a vector out."),
-    ] = DemoModel.MINILM,
+    ] = DemoModel.SMOLLM2,
     exit: Annotated[bool, typer.Option("--exit", help="End after the screen instead of serving on.")] = False,
     directory: Annotated[
         Path, typer.Option("--directory", help="Where the checkpoint and the bundle are written.")

@@ -35,8 +35,12 @@ Cache = Mapping[str, Any]
 
 State = Mapping[str, Any]
 
-_TOLD = {"steps": (1, 2), "live": (1, 1), "limit": (2**20, 2**30)}
-"""Of the inputs of parity's samples: rows that run and go on, and two steps at most: op by op each costs all layers."""
+_TOLD = {"steps": (1, 2), "live": (1, 1), "limit": (2**20, 2**30), "start": (0, 0)}
+"""Of the inputs of parity's samples. Rows run and go on, two steps at most, since op by op each costs all layers.
+
+A chunk begins its sequence: behind a cache of zeros a trained network is outside of all that it has seen, and rounding
+in bfloat16 grows from layer to layer without bound.
+"""
 
 
 @runtime_checkable

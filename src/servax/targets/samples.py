@@ -110,11 +110,19 @@ class Expected:
         return cls(array.shape, array)
 
     def reduced(self, seed: int) -> Expected:
-        """The same by `SAMPLED` elements and the norm; itself where it is no larger than that."""
+        """The same by `SAMPLED` elements and the norm; itself where it is no larger than that.
+
+        Of an array that is mostly zeros, as a cache is, half of the elements are of those that are not.
+        """
         if self.indices is not None or self.values.size <= SAMPLED:
             return self
-        indices = np.sort(np.random.RandomState(seed).randint(0, self.values.size, size=SAMPLED))
-        return Expected(self.shape, self.values.reshape(-1)[indices], indices, norm_of(self.values))
+        flat, stream = self.values.reshape(-1), np.random.RandomState(seed)
+        indices = stream.randint(0, flat.size, size=SAMPLED)
+        filled = np.flatnonzero(_bits(flat))
+        if 0 < filled.size < flat.size // 2:
+            indices[: SAMPLED // 2] = filled[stream.randint(0, filled.size, size=SAMPLED // 2)]
+        indices.sort()
+        return Expected(self.shape, flat[indices], indices, norm_of(self.values))
 
     def like(self, array: Array) -> Expected:
         """Of `array` what this keeps of its own, copied."""
@@ -213,6 +221,11 @@ def kept(state: Mapping[str, Array]) -> dict[str, Expected]:
         name: Expected.of(array).reduced(seed) if large and array.size > SAMPLED else Expected.of(np.array(array))
         for seed, (name, array) in enumerate(state.items())
     }
+
+
+def _bits(flat: Array) -> Array:
+    """An array of 16 bits an element as whole numbers, which are looked at many times faster."""
+    return flat.view(np.uint16) if flat.dtype.itemsize == 2 else flat
 
 
 def norm_of(array: Array) -> float:
