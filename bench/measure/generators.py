@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,14 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from measure import processes
+from measure.peers import FOLDER, Unavailable, environment
 
-FOLDER = Path(__file__).resolve().parent.parent / "peers"
 PATIENCE = 240.0
 """Seconds that an answer may take, compilation included."""
-
-
-class Unavailable(Exception):
-    """A generator that could not be installed or started, or that ended; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +59,7 @@ def install(script: str, folder: Path) -> Path:
     requirements = FOLDER / f"{script}.txt"
     if not requirements.exists():
         return Path(sys.executable)
-    environment = folder / script.partition("_")[0]
-    python, stamp = environment / "bin" / "python", environment / "requirements.txt"
-    if stamp.exists() and stamp.read_text() == requirements.read_text():
-        return python
-    print(f"installing {requirements.stem} into {environment}", file=sys.stderr, flush=True)
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if uv:
-        make = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)]
-        fill = [uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements)]
-    else:
-        make = [sys.executable, "-m", "venv", "--clear", str(environment)]
-        fill = [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
-    for command in (make, fill):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Unavailable(f"not installed: {done.stderr.strip()[-500:]}")
-    stamp.write_text(requirements.read_text())
-    return python
+    return environment(requirements, folder / script.partition("_")[0])
 
 
 class Running:

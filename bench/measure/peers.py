@@ -82,19 +82,26 @@ def install(name: str, folder: Path) -> Path:
     script = PEERS[name].script
     if script is None:
         return Path(sys.executable)
-    requirements = FOLDER / f"{script}.txt"
-    environment = folder / script.removesuffix("_server")
-    python = environment / "bin" / "python"
-    stamp = environment / "requirements.txt"
+    return environment(FOLDER / f"{script}.txt", folder / script.removesuffix("_server"))
+
+
+def environment(requirements: Path, folder: Path) -> Path:
+    """The interpreter of a virtual environment, which is made where it is missing or its pins have changed.
+
+    Raises:
+      Unavailable: pip's last words.
+    """
+    python = folder / "bin" / "python"
+    stamp = folder / "requirements.txt"
     if stamp.exists() and stamp.read_text() == requirements.read_text():
         return python
-    print(f"installing {name} into {environment}", file=sys.stderr, flush=True)
+    print(f"installing {requirements.stem} into {folder}", file=sys.stderr, flush=True)
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if uv:
-        make = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)]
+        make = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
         fill = [uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements)]
     else:
-        make = [sys.executable, "-m", "venv", "--clear", str(environment)]
+        make = [sys.executable, "-m", "venv", "--clear", str(folder)]
         fill = [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
     for command in (make, fill):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -28,7 +28,7 @@ class _Subscription:
     def tell(self, event: Event) -> None:
         try:
             self._listener(event)
-        except Exception:
+        except Exception:  # who emits must not suffer from who listens
             if not self._failed:
                 self._failed = True
                 _log.exception("a listener failed at %s; it is told on, and its failures no more", event)

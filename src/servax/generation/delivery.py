@@ -44,5 +44,5 @@ def _receive(items: Items[tuple[Sequence, Delta]]) -> None:
     for sequence, delta in items:
         try:
             sequence.receive(delta)
-        except Exception:
+        except Exception:  # a fault of one reader: the others, and the engine, go on
             _log.exception("what an engine gave was not taken")

@@ -131,7 +131,7 @@ class Executor:
         for listener in self._listeners:
             try:
                 listener(self._death)
-            except Exception:
+            except Exception:  # the other listeners, and all who wait, must still hear of it
                 _log.exception("a listener failed while %s died", self._thread.name)
         waiting = self.queue.close()
         for work in (*(each for each in (current, self._following) if each is not None), *waiting):

@@ -54,7 +54,7 @@ class Watch:
             answer = self._runner.run(function, bucket, buffers, meanwhile=meanwhile)
         except RecompileError:
             raise
-        except Exception:
+        except Exception:  # of whatever kind: it is counted, and goes on to the request
             self._failures += 1
             if self._failures >= FAILURES and not self._broken:
                 self._failures = 0

@@ -66,6 +66,7 @@ class Connection(HttpToolsProtocol):
         self._cycles: deque[RequestResponseCycle] = deque()
         self._default: tuple[list[tuple[bytes, bytes]] | None, bytes] = (None, b"")
 
+    # uvicorn narrows the transport that asyncio declares, and so must an override of its method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._limits.number is not None and len(self.connections) > self._limits.number:

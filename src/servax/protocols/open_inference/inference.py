@@ -35,7 +35,6 @@ _FORMS = {NPY: NPY, **dict.fromkeys(_PACKED, MSGPACK), JSON: JSON, binary.CONTEN
 _SIGNATURES = 1024
 """Signatures and forms of answers whose outputs are remembered."""
 
-_ALL_BINARY = {"binary_data_output": True}
 _BINARY_KINDS = (b"\xc4", b"\xc5", b"\xc6")
 """First bytes of MessagePack's `bin`."""
 
